@@ -1,0 +1,192 @@
+"""An environment's actions as tools.
+
+The tools made by one `EnvTool.from_env` share one episode record: whichever acted last, `done`,
+`episode_reward` and `last_result` are the environment's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinkle_agentic.envs.base import Env, StepResult, episode_number
+from twinkle_agentic.envs.errors import ErrorKind
+from twinkle_agentic.tools.base import Tool
+from twinkle_agentic.tools.types import ToolInfo
+
+__all__ = ["EnvTool", "EpisodeRecord"]
+
+_ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(slots=True)
+class EpisodeRecord:
+    """What is known of the running episode of one env.
+
+    Attributes:
+        last_result: Of the latest step; `None` before the first one of the episode.
+        results: All results of the episode, in order.
+        episode_reward: The return: `info["episode_reward"]` where the environment reports it, else the
+            reward of the last step that did not fail.
+        number: Which episode of the env this is (`episode_number`).
+    """
+
+    last_result: StepResult | None = None
+    results: list[StepResult] = field(default_factory=list[StepResult])
+    episode_reward: float = 0.0
+    number: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the last step ended the episode."""
+        return self.last_result is not None and self.last_result.done
+
+    def add(self, result: StepResult) -> None:
+        """Take in the result of a step; a failed one leaves the reward earned so far."""
+        self.last_result = result
+        self.results.append(result)
+        if "episode_reward" in result.info:
+            self.episode_reward = float(result.info["episode_reward"])
+        elif result.error is None:
+            self.episode_reward = result.reward
+
+    def clear(self, number: int) -> None:
+        """Forget the last episode."""
+        self.last_result, self.results, self.episode_reward = None, [], 0.0
+        self.number = number
+
+
+class EnvTool(Tool):
+    """One action of an env as a `Tool`.
+
+    After the step that ended the episode the env is not stepped again; the call is answered with a text
+    that says so, until the env is reset.
+
+    Args:
+        env: The environment; the caller resets and closes it.
+        tool_name: The name the model calls.
+        description: For the model.
+        parameters: JSON Schema of the arguments; any object by default.
+        timeout_s: Seconds a step may take. Where the limit passes, the episode is over: its state is unknown.
+        record: The record to share with other tools of the same env.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        tool_name: str = "env_action",
+        description: str = "Execute an action in the environment.",
+        parameters: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        record: EpisodeRecord | None = None,
+    ) -> None:
+        self.env = env
+        self.timeout_s = timeout_s
+        self.record = EpisodeRecord(number=episode_number(env)) if record is None else record
+        self._info: ToolInfo = {
+            "type": "function",
+            "function": {
+                "name": tool_name,
+                "description": description,
+                "parameters": dict(_ANY_OBJECT) if parameters is None else parameters,
+            },
+        }
+
+    @classmethod
+    def from_env(cls, env: Env, *, timeout_s: float | None = None) -> list[EnvTool]:
+        """Make one tool for each of `env.tools()`, or a single `env_action` where there are none.
+
+        Args:
+            env: The environment.
+            timeout_s: Seconds a step may take, for each tool.
+        """
+        record = EpisodeRecord(number=episode_number(env))
+        tools: list[EnvTool] = []
+        for info in env.tools():
+            function = info.get("function", {})
+            tools.append(
+                cls(
+                    env,
+                    function.get("name", "env_action"),
+                    function.get("description", ""),
+                    function.get("parameters"),
+                    timeout_s=timeout_s,
+                    record=record,
+                )
+            )
+        return tools or [cls(env, timeout_s=timeout_s, record=record)]
+
+    @property
+    def last_result(self) -> StepResult | None:
+        """The latest result of the episode, by whichever tool; `None` before the first step."""
+        self._follow_resets()
+        return self.record.last_result
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        self._follow_resets()
+        return self.record.done
+
+    @property
+    def episode_reward(self) -> float:
+        """The return so far; a failed step does not erase it."""
+        self._follow_resets()
+        return self.record.episode_reward
+
+    def tool_info(self) -> ToolInfo:
+        """Return the definition shown to the model."""
+        return self._info
+
+    def __call__(self, tool_name: str, arguments: dict[str, Any]) -> str:
+        """Step the env and return the observation.
+
+        An env that raises is in an unknown state: the episode ends, with the error in `last_result`.
+        """
+        if (refusal := self._refusal()) is not None:
+            return refusal
+        number = self.record.number
+        try:
+            result = self.env.step(tool_name, arguments)
+        except Exception as error:
+            result = StepResult.failed(error)
+        return self._take(number, result)
+
+    async def acall(self, tool_name: str, arguments: dict[str, Any]) -> str:
+        """Step the env through its async twin and return the observation."""
+        if (refusal := self._refusal()) is not None:
+            return refusal
+        number = self.record.number
+        astep = getattr(self.env, "astep", None)
+        if astep is None:  # an env of another framework
+            return await super().acall(tool_name, arguments)
+        try:
+            result = await astep(tool_name, arguments)
+        except Exception as error:
+            result = StepResult.failed(error)
+        return self._take(number, result)
+
+    def abandon(self, reason: str) -> None:
+        """End the episode: a step that nobody waits for leaves it in an unknown state."""
+        if not self.record.done:
+            self.record.add(StepResult.failed(reason, kind=ErrorKind.TIMEOUT, retryable=True))
+
+    def _take(self, number: int, result: StepResult) -> str:
+        # The answer of an abandoned step, or of an episode that is over, is nobody's.
+        if number == self.record.number and not self.record.done:
+            self.record.add(result)
+        return result.observation
+
+    def _refusal(self) -> str | None:
+        self._follow_resets()
+        last = self.record.last_result
+        if last is None or not last.done:
+            return None
+        why = f" ({last.error})" if last.error else ""
+        return f"Error: the episode is over{why}; nothing was executed."
+
+    def _follow_resets(self) -> None:
+        number = episode_number(self.env)
+        if number != self.record.number:
+            self.record.clear(number)
