@@ -1,0 +1,1 @@
+# For type checkers in this tree only: core owns this package.
