@@ -1,0 +1,226 @@
+"""The project's checks. `nox` runs all of them; `nox -s lint types` runs two.
+
+Each session has its own environment, made by uv from `uv.lock`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_external_run = True
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution of the workspace and what its own tests need besides it."""
+
+    name: str
+    folder: str
+    extras: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()  # further distributions of the workspace
+    requirements: tuple[str, ...] = ()
+
+
+PACKAGES = [
+    Package("twinkle-tools", "packages/twinkle-tools"),
+    Package("twinkle-envs-core", "packages/twinkle-envs-core"),
+    Package("twinkle-envs-openenv", "packages/twinkle-envs-openenv", extras=("ray", "embedded")),
+    Package("twinkle-envs-agentenv", "packages/twinkle-envs-agentenv"),
+    Package("twinkle-rollout", "packages/twinkle-rollout"),
+    Package("twinkle-isolation", "packages/twinkle-isolation", extras=("bubblewrap",)),
+    Package("twinkle-openenv-server", "services/openenv_server"),
+    # The service is driven by the unmodified SDK, which comes with the client.
+    Package("twinkle-sandbox-server", "services/sandbox_server", beside=("twinkle-envs-agentenv",)),
+]
+BY_NAME = {package.name: package for package in PACKAGES}
+
+
+def sync(session: nox.Session, *arguments: str) -> None:
+    """Make the session's environment what uv.lock says, plus what it has already."""
+    session.run_install(
+        "uv",
+        "sync",
+        "--frozen",
+        "--inexact",
+        f"--python={session.virtualenv.location}",
+        *arguments,
+        env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location},
+        silent=True,
+    )
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, spelling, an up-to-date lock file."""
+    sync(session, "--only-group", "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("codespell", "--toml", "pyproject.toml")
+    session.run("uv", "lock", "--check", external=True)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types over the whole workspace."""
+    sync(session, "--all-packages", "--all-extras", "--group", "test", "--group", "types")
+    session.run("pyright", "--pythonpath", f"{session.bin}/python")
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(p.name, id=p.name) for p in PACKAGES])
+def tests(session: nox.Session, package: str) -> None:
+    """A package's own tests, with only that package and what it requires installed."""
+    chosen = BY_NAME[package]
+    sync(session, "--only-group", "test")
+    extras = [f"--extra={extra}" for extra in chosen.extras]
+    sync(session, "--package", chosen.name, *extras)
+    for other in chosen.beside:
+        sync(session, "--package", other)
+    session.run("pytest", f"{chosen.folder}/tests", *session.posargs)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """The cross-package tests: real servers, real clients, real processes."""
+    sync(session, "--all-packages", "--all-extras", "--group", "test")
+    session.run("pytest", "tests", "--ignore=tests/docs", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Every snippet of the README and of the package READMEs runs."""
+    sync(session, "--all-packages", "--all-extras", "--group", "test")
+    session.run("pytest", "tests/docs", *session.posargs)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build all, check the contents, install each alone and all together, import every name."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.run_install(
+        "uv", "build", "--all-packages", "-o", str(DIST), external=True, silent=True
+    )
+    built = {path.name.split("-")[0].replace("_", "-"): path for path in DIST.glob("*.whl")}
+    assert set(built) == set(BY_NAME), f"built {sorted(built)}, expected {sorted(BY_NAME)}"
+    _check_contents(built)
+    for name, wheel in built.items():
+        python = _fresh_environment(session, name)
+        _install(session, python, str(wheel))
+        session.run(str(python), "-c", _PROBE, name, *_public_modules(wheel), external=True)
+    python = _fresh_environment(session, "together")
+    _install(session, python, *map(str, built.values()), "pyright==1.1.414")
+    modules = [module for wheel in built.values() for module in _public_modules(wheel)]
+    session.run(str(python), "-c", _PROBE, "together", *modules, external=True)
+    session.run("uv", "pip", "check", "--python", str(python), external=True)
+    consumer = ROOT / "tests/typing/consumer.py"
+    session.run(
+        str(python), "-m", "pyright", "--pythonpath", str(python), str(consumer), external=True
+    )
+
+
+@nox.session(default=False)
+@nox.parametrize("package", [nox.param(p.name, id=p.name) for p in PACKAGES])
+def lowest(session: nox.Session, package: str) -> None:
+    """A package's tests on the oldest versions of what it requires (slow: not part of `nox`)."""
+    chosen = BY_NAME[package]
+    extras = f"[{','.join(chosen.extras)}]" if chosen.extras else ""
+    local = [f"{ROOT}/{p.folder}" for p in PACKAGES if p.name != package]
+    session.install(
+        "--resolution=lowest-direct", f"{ROOT}/{chosen.folder}{extras}", *_own(chosen, local)
+    )
+    session.install("pytest>=8.4", "pytest-asyncio>=1.1", "pytest-timeout>=2.4")
+    session.run("pytest", f"{chosen.folder}/tests", *session.posargs)
+
+
+def _own(package: Package, candidates: list[str]) -> list[str]:
+    """Return the folders of the workspace members that a package requires."""
+    wanted: set[str] = set()
+    todo = [package.name, *package.beside]
+    while todo:
+        text = (ROOT / BY_NAME[todo.pop()].folder / "pyproject.toml").read_text()
+        for other in BY_NAME:
+            if f'"{other}' in text.split("[project.scripts]")[0] and other not in wanted:
+                wanted.add(other)
+                todo.append(other)
+    return [path for path in candidates if any(path.endswith(BY_NAME[w].folder) for w in wanted)]
+
+
+def _fresh_environment(session: nox.Session, name: str) -> Path:
+    folder = Path(session.create_tmp()) / f"env-{name}"
+    session.run("uv", "venv", "--clear", "-q", str(folder), external=True)
+    return folder / "bin/python"
+
+
+def _install(session: nox.Session, python: Path, *what: str) -> None:
+    # The wheels are taken from dist/, so the version ranges between our packages are checked.
+    command = ["uv", "pip", "install", "-q", "--python", str(python), "--find-links", str(DIST)]
+    session.run(*command, *what, external=True)
+
+
+def _check_contents(built: dict[str, Path]) -> None:
+    owner: dict[str, str] = {}
+    for name, wheel in built.items():
+        for path in zipfile.ZipFile(wheel).namelist():
+            assert not path.endswith(".pyi"), f"{name} ships the stub {path}"
+            assert path != "twinkle_agentic/__init__.py", f"{name} closes the shared namespace"
+            assert path not in owner, f"{path} is in {owner[path]} and in {name}"
+            owner[path] = name
+        assert any(path.endswith("/licenses/LICENSE") for path in owner), f"{name} has no licence"
+
+
+def _public_modules(wheel: Path) -> list[str]:
+    """Return `module:name` of everything in an `__all__`, read from the source."""
+    found: list[str] = []
+    with zipfile.ZipFile(wheel) as archive:
+        for path in archive.namelist():
+            private = any(part.startswith("_") for part in Path(path).with_suffix("").parts[:-1])
+            stem = Path(path).stem
+            if not path.endswith(".py") or private or (stem.startswith("_") and stem != "__init__"):
+                continue
+            module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            found += [f"{module}:{name}" for name in _all_of(archive.read(path).decode())]
+    return found
+
+
+def _all_of(source: str) -> list[str]:
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            return list(ast.literal_eval(node.value))  # pyright: ignore[reportAttributeAccessIssue]
+    return []
+
+
+# Imports every public name; a lazy name of a distribution that is not installed must say so.
+_PROBE = """
+import importlib, sys
+alone, names = sys.argv[1], sys.argv[2:]
+done = missing = 0
+for item in names:
+    module, _, name = item.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), name)
+        done += 1
+    except ModuleNotFoundError as error:
+        assert alone != "together", f"{item}: {error}"
+        text = str(error)
+        assert "is not installed: run" in text or "requires" in text or "needs" in text, f"{item}: {text}"
+        missing += 1
+print(f"{alone}: {done} public names import, {missing} name the distribution they need")
+assert done or not names
+"""
+
+if os.environ.get("CI"):
+    nox.options.stop_on_first_error = False

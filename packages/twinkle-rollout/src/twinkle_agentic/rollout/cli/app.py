@@ -1,0 +1,179 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from twinkle_agentic.rollout.cli.refusal import EXIT_INTERRUPTED, EXIT_REFUSED, RefusedError
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="From a model endpoint and environments to scored trajectories.\n\n"
+    "Exit codes: 0 all is well, 1 the work is done but something in it failed, "
+    "2 the input was refused before anything started, 130 interrupted.",
+)
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/quickstart"),
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 32,
+    faults: Annotated[
+        bool,
+        typer.Option(
+            "--faults", help="Let the endpoint misbehave: 500s, hangs, broken calls, null ids."
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite/--keep", help="Replace the result of an earlier run.")
+    ] = True,
+) -> None:
+    """Run 32 coding tasks on this machine, with a scripted policy in place of a model.
+
+    Starts a coding server and a chat-completions endpoint on free ports, rolls out the packaged
+    tasks, prints a table, writes trajectories and traces, and stops what it started.
+    """
+    from twinkle_agentic.rollout.cli.quickstart import quickstart as run_quickstart
+
+    _exit(
+        lambda console: run_quickstart(
+            console, out=out, concurrency=concurrency, faults=faults, overwrite=overwrite
+        )
+    )
+
+
+@app.command()
+def run(
+    tasks: Annotated[
+        Path,
+        typer.Argument(help="JSON Lines, one task a line: `prompt` or `messages`, and more."),
+    ],
+    env: Annotated[
+        str,
+        typer.Option(
+            help="`coding_env` (scored by the column `tests`), another OpenEnv package name, or "
+            "`module:name` of a callable that takes the trajectory and returns an Env."
+        ),
+    ],
+    model: Annotated[str, typer.Option(help="Model name, as the endpoint knows it.")],
+    model_url: Annotated[
+        str, typer.Option(help="Base URL of the endpoint, e.g. http://localhost:8000/v1.")
+    ],
+    base_url: Annotated[
+        str | None, typer.Option(help="The OpenEnv server.", envvar="OPENENV_BASE_URL")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key of the endpoint.", envvar="OPENAI_API_KEY")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/latest"),
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 64,
+    max_turns: Annotated[int, typer.Option(min=1, help="Model turns per episode.")] = 10,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens the model may write per turn.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
+    request_timeout_s: Annotated[
+        float, typer.Option(min=0.001, help="Seconds for one model turn, retries included.")
+    ] = 600.0,
+    deadline_s: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds for one whole episode.")
+    ] = None,
+    step_timeout_s: Annotated[
+        float, typer.Option(min=0.001, help="Seconds for one step on the OpenEnv server.")
+    ] = 120.0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the result of an earlier run.")
+    ] = False,
+) -> None:
+    """Roll out your own tasks with your own model and environment.
+
+    Columns of a task: `prompt` or `messages`; `id`, `system`, `tests`, `seed`, `user_data`. The
+    file is checked whole, and the servers are asked whether they are there, before anything starts.
+    """
+    from twinkle_agentic.rollout.cli.run import RunOptions
+    from twinkle_agentic.rollout.cli.run import run as run_tasks
+
+    options = RunOptions(
+        tasks=tasks,
+        env=env,
+        base_url=base_url,
+        model=model,
+        model_url=model_url,
+        api_key=api_key,
+        out=out,
+        concurrency=concurrency,
+        max_turns=max_turns,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        request_timeout_s=request_timeout_s,
+        deadline_s=deadline_s,
+        step_timeout_s=step_timeout_s,
+        overwrite=overwrite,
+    )
+    _exit(lambda console: run_tasks(console, options))
+
+
+@app.command()
+def doctor(
+    openenv_url: Annotated[
+        list[str] | None, typer.Option("--openenv-url", help="An OpenEnv server to ask.")
+    ] = None,
+    sandbox_url: Annotated[
+        list[str] | None, typer.Option("--sandbox-url", help="A sandbox server to ask.")
+    ] = None,
+    model_url: Annotated[
+        list[str] | None, typer.Option("--model-url", help="A model endpoint to ask, with its /v1.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Seconds for each answer.")] = 5.0,
+) -> None:
+    """Say what is installed, where each module comes from, and whether servers answer."""
+    from twinkle_agentic.rollout.cli import probes
+    from twinkle_agentic.rollout.cli.doctor import doctor as run_doctor
+
+    model_key, sandbox_key = os.environ.get("OPENAI_API_KEY"), os.environ.get("E2B_API_KEY")
+    _exit(
+        lambda console: run_doctor(
+            console,
+            probes=[
+                *(probes.probe_openenv(url, timeout_s=timeout_s) for url in openenv_url or ()),
+                *(
+                    probes.probe_sandboxes(url, api_key=sandbox_key, timeout_s=timeout_s)
+                    for url in sandbox_url or ()
+                ),
+                *(
+                    probes.probe_model(url, api_key=model_key, timeout_s=timeout_s)
+                    for url in model_url or ()
+                ),
+            ],
+        )
+    )
+
+
+def _exit(command: Callable[[Console], int]) -> None:
+    """Run a command and end the process with its exit code."""
+    from twinkle_agentic.rollout.cli.servers import ServerError
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        code = command(console)
+    except RefusedError as refusal:
+        errors.print(f"[red]error:[/] {str(refusal).replace('[', chr(92) + '[')}", soft_wrap=True)
+        code = EXIT_REFUSED
+    except ServerError as error:
+        errors.print(f"[red]error:[/] {str(error).replace('[', chr(92) + '[')}", soft_wrap=True)
+        code = EXIT_REFUSED
+    except KeyboardInterrupt:
+        errors.print("interrupted: what was finished is in the output folder (*.part)")
+        code = EXIT_INTERRUPTED
+    raise typer.Exit(code)

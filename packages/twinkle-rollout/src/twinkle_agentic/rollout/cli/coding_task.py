@@ -1,0 +1,122 @@
+"""A coding task on an OpenEnv coding server: write code, hand it in, be scored by unit tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.errors import TwinkleEnvError
+from twinkle_agentic.envs.openenv import OpenEnvClient
+from twinkle_agentic.tools.types import ToolInfo, Trajectory, user_data_dict
+
+__all__ = ["CodingTaskEnv"]
+
+_SHOWN_ERROR_CHARS = 2_000  # of a failing solution's traceback, its end
+
+
+def _tool(name: str, description: str) -> ToolInfo:
+    code = {"type": "string", "description": "Python source code."}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {"type": "object", "properties": {"code": code}, "required": ["code"]},
+        },
+    }
+
+
+_TOOLS = [
+    _tool("run_python", "Run Python code and see what it prints. Names persist between calls."),
+    _tool("submit_solution", "Hand in the solution. It is run against unit tests."),
+]
+
+
+class CodingTaskEnv(Env):
+    """One episode of a coding task.
+
+    `run_python` is free of reward: what the server itself gives (shaping by code length and
+    forbidden words) says nothing about the task. `submit_solution` runs the code and then the
+    tests in the same session: all pass is reward 1.0 and the end of the episode, else the model
+    sees the error and may hand in again.
+
+    Args:
+        base_url: The coding server.
+        env_name: Its package, `coding_env` by default.
+        **client_options: As for `OpenEnvClient`.
+    """
+
+    def __init__(
+        self, base_url: str, *, env_name: str = "coding_env", **client_options: Any
+    ) -> None:
+        self.client = OpenEnvClient(env_name=env_name, base_url=base_url, **client_options)
+        self._tests = ""
+
+    def tools(self) -> list[ToolInfo]:
+        """Return `run_python` and `submit_solution`."""
+        return _TOOLS
+
+    async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
+        """Start a session, or a new episode in it.
+
+        Raises:
+            ValueError: The trajectory's `user_data` has no `tests`.
+            TwinkleEnvError: The server gave no episode.
+        """
+        tests = user_data_dict(trajectory).get("tests")
+        if not isinstance(tests, str) or not tests.strip():
+            raise ValueError(f"a coding task needs user_data['tests'], found {tests!r}")
+        self._tests = tests
+        await self.client.areset()
+        return StepResult()
+
+    async def astep(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        """Run code, or score it."""
+        code = arguments.get("code")
+        if tool_name not in ("run_python", "submit_solution") or not isinstance(code, str):
+            found = f"{tool_name!r} with {sorted(arguments)}"
+            return StepResult(
+                f"Error: call run_python or submit_solution with `code`, found {found}"
+            )
+        if tool_name == "run_python":
+            result = await self.client.astep("run_python", {"code": code})
+            result.reward = 0.0
+            result.info.pop("episode_reward", None)
+            return result
+        try:
+            return await self._score(code)
+        except TwinkleEnvError as error:  # the server's fault, not the solution's
+            return StepResult.failed(error)
+
+    async def _score(self, code: str) -> StepResult:
+        if (failure := await self._run(code)) is not None:
+            return StepResult(f"The solution itself fails:\n{failure}", info={"passed": False})
+        if (failure := await self._run(self._tests)) is not None:
+            return StepResult(f"A test fails:\n{failure}", info={"passed": False})
+        return StepResult("All tests pass.", reward=1.0, done=True, info={"passed": True})
+
+    async def _run(self, code: str) -> str | None:
+        """Run code in the session; return the end of its error, `None` where it ran to its end."""
+        observation: Any = (await self.client.aexecute({"code": code})).observation
+        if not isinstance(observation, dict):  # typed, where the package is installed
+            observation = vars(observation)
+        if observation["exit_code"] == 0:
+            return None
+        return observation["stderr"].strip()[-_SHOWN_ERROR_CHARS:] or "it failed without a message"
+
+    async def aclose(self) -> None:
+        """Close the session."""
+        await self.client.aclose()
+
+    def reset(self, trajectory: Trajectory | None = None) -> StepResult:
+        """As `areset`, from synchronous code."""
+        return run_sync(self.areset(trajectory))
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        """As `astep`, from synchronous code."""
+        return run_sync(self.astep(tool_name, arguments))
+
+    def close(self) -> None:
+        """Close the session."""
+        self.client.close()

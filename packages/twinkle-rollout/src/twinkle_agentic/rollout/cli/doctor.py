@@ -1,0 +1,157 @@
+"""What is installed, which distribution each module comes from, which servers answer."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from twinkle_agentic.rollout.cli.probes import Probe
+from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
+
+__all__ = ["ModuleOrigin", "doctor", "module_origins"]
+
+_OWN = {
+    "twinkle_agentic.tools.tool_manager": "twinkle-tools",
+    "twinkle_agentic.envs.base": "twinkle-envs-core",
+    "twinkle_agentic.envs.openenv": "twinkle-envs-openenv",
+    "twinkle_agentic.envs.agentenv": "twinkle-envs-agentenv",
+    "twinkle_agentic.rollout.api_multi_turn": "twinkle-rollout",
+    "twinkle_agentic.protocol.openai": "twinkle-rollout",
+}
+"""Module -> the distribution that must provide it."""
+
+_OTHERS = (
+    "twinkle-isolation",
+    "twinkle-openenv-server",
+    "twinkle-sandbox-server",
+    "twinkle-kit",
+    "openenv",
+    "e2b",
+    "ray",
+    "websockets",
+    "aiohttp",
+    "httpx",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleOrigin:
+    """Where one of our modules comes from.
+
+    Attributes:
+        module: Its dotted name.
+        expected: The distribution that should provide it.
+        provider: The one that does: its file is the one on disk. `None` where the module is
+            missing; `"?"` where no installed distribution has that very file.
+        path: The file, `None` where the module is missing.
+    """
+
+    module: str
+    expected: str
+    provider: str | None
+    path: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the module is absent, or comes from where it should."""
+        return self.provider in (None, self.expected)
+
+
+def doctor(console: Console, *, probes: Sequence[Probe]) -> int:
+    """Print versions, module origins and the answers of servers.
+
+    Returns:
+        0 where nothing is wrong, 1 where a module comes from the wrong distribution or a server
+        does not answer.
+    """
+    console.print(f"Python {platform.python_version()} on {platform.platform()}, {sys.executable}")
+    versions = Table("distribution", "version", title="Versions", title_justify="left")
+    for name in (*dict.fromkeys(_OWN.values()), *_OTHERS):
+        versions.add_row(name, _version(name) or "[dim]not installed[/]")
+    console.print(versions)
+
+    origins = module_origins()
+    table = Table("module", "provided by", "file", title="Modules", title_justify="left")
+    for origin in origins:
+        style = None if origin.ok else "red"
+        table.add_row(origin.module, origin.provider or "[dim]-[/]", origin.path or "", style=style)
+    console.print(table)
+    wrong = [origin for origin in origins if not origin.ok]
+    for origin in wrong:
+        console.print(
+            f"[red]{origin.module} comes from {origin.provider}, expected {origin.expected}: "
+            f"run `pip install --force-reinstall --no-deps {origin.expected}`[/]",
+            soft_wrap=True,
+        )
+    shadow = _shadowing_package()
+    if shadow:
+        console.print(
+            f"[yellow]{shadow} makes twinkle_agentic an ordinary package (twinkle-kit does): "
+            "install our distributions after it, and as wheels, for editable ones are hidden by it.[/]",
+            soft_wrap=True,
+        )
+    if probes:
+        servers = Table("server", "address", "answer", "ms", title="Servers", title_justify="left")
+        for probe in probes:
+            servers.add_row(
+                probe.name,
+                probe.url,
+                probe.detail,
+                f"{probe.seconds * 1000:.0f}",
+                style=None if probe.ok else "red",
+            )
+        console.print(servers)
+    return EXIT_FAILED if wrong or any(not probe.ok for probe in probes) else 0
+
+
+def module_origins() -> list[ModuleOrigin]:
+    """Find out which distribution provides each of our modules, by the hash of the file on disk.
+
+    Two distributions can claim the same path; the one whose record has the hash of the file was
+    installed last. An editable install has no record of its modules: its source tree is named.
+    """
+    origins: list[ModuleOrigin] = []
+    for module, expected in _OWN.items():
+        try:
+            spec = find_spec(module)
+        except ModuleNotFoundError:
+            spec = None
+        path = spec.origin if spec else None
+        provider = _provider(Path(path), expected) if path else None
+        origins.append(ModuleOrigin(module=module, expected=expected, provider=provider, path=path))
+    return origins
+
+
+def _provider(path: Path, expected: str) -> str:
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    for distribution in distributions():
+        for file in distribution.files or ():
+            if file.name != path.name or file.hash is None or file.hash.value != encoded:
+                continue
+            if Path(str(distribution.locate_file(file))).resolve() == path.resolve():
+                return distribution.metadata["Name"]
+    # No record has it: an editable install, whose source tree carries the name of the distribution.
+    return expected if expected in path.parts else "?"
+
+
+def _shadowing_package() -> str | None:
+    spec = find_spec("twinkle_agentic")
+    return spec.origin if spec else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,106 @@
+"""From `--env` to an environment for each trajectory."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from twinkle_agentic.envs.base import Env
+from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.tools.types import Trajectory
+
+__all__ = ["EnvChoice", "choose_env"]
+
+EnvFactory = Callable[[Trajectory], Env]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvChoice:
+    """What `--env` came to.
+
+    Attributes:
+        make: Makes the env of one trajectory.
+        needs: Columns that each task must have.
+        url: The server to check before the start; `None` where there is none.
+    """
+
+    make: EnvFactory
+    needs: Sequence[str] = ()
+    url: str | None = None
+
+
+def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 120.0) -> EnvChoice:
+    """Read an `--env` value.
+
+    Args:
+        spec: `coding_env` (coding tasks scored by unit tests), another OpenEnv package name (its
+            server gives the rewards), or `module:name` of a callable that takes the trajectory and
+            returns an `Env`, or of an `Env` class without arguments. The working folder is
+            importable.
+        base_url: The OpenEnv server; needed for all but `module:name`.
+        message_timeout_s: Seconds one step may take on the server.
+
+    Raises:
+        RefusedError: The name means nothing here; the message says why.
+    """
+    if ":" in spec:
+        return EnvChoice(make=_load_factory(spec))
+    if not base_url:
+        raise RefusedError(f"--env {spec} needs --base-url, the address of its OpenEnv server")
+    try:
+        from twinkle_agentic.envs.openenv import OpenEnvClient
+    except ModuleNotFoundError as error:
+        raise RefusedError(
+            f"--env {spec} needs twinkle-envs-openenv, which cannot be imported ({error}): "
+            "run `pip install twinkle-envs-openenv`"
+        ) from error
+    try:
+        OpenEnvClient(env_name=spec, base_url=base_url).close()
+    except (ValueError, TypeError, ImportError) as error:
+        raise RefusedError(f"--env {spec} --base-url {base_url}: {error}") from error
+    if spec == "coding_env":
+        from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
+
+        return EnvChoice(
+            make=lambda _: CodingTaskEnv(base_url, message_timeout_s=message_timeout_s),
+            needs=("tests",),
+            url=base_url,
+        )
+    return EnvChoice(
+        make=lambda _: OpenEnvClient(
+            env_name=spec, base_url=base_url, message_timeout_s=message_timeout_s
+        ),
+        url=base_url,
+    )
+
+
+def _load_factory(spec: str) -> EnvFactory:
+    module_name, _, name = spec.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module does at import
+        raise RefusedError(
+            f"--env {spec}: cannot import {module_name!r}: {type(error).__name__}: {error}"
+        ) from error
+    target: Any = module
+    for part in name.split("."):
+        target = getattr(target, part, None)
+    if not callable(target):
+        offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise RefusedError(
+            f"--env {spec}: {module_name} has no callable {name!r} "
+            f"(it has {', '.join(offered) or 'none'})"
+        )
+    if inspect.isclass(target):
+        if not issubclass(target, Env):
+            raise RefusedError(f"--env {spec}: class {name} is no Env")
+        return lambda _: target()
+    return cast("EnvFactory", target)

@@ -1,0 +1,76 @@
+"""One run: tasks through the rollout into an output folder, with progress and a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from twinkle_agentic.protocol.openai import OpenAI
+from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
+
+from twinkle_agentic.envs.base import Env
+from twinkle_agentic.rollout.cli.output import RunOutput
+from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
+from twinkle_agentic.rollout.cli.report import make_progress, print_summary, print_table, unscored
+from twinkle_agentic.tools.types import Trajectory
+
+__all__ = ["execute"]
+
+
+def execute(
+    console: Console,
+    *,
+    tasks: Sequence[Trajectory],
+    api: OpenAI,
+    env_factory: Callable[[Trajectory], Env],
+    output: RunOutput,
+    **rollout_options: Any,
+) -> int:
+    """Roll out all tasks, write and show what came of them.
+
+    Args:
+        console: Where progress and tables go.
+        tasks: The trajectories to start from.
+        api: The model endpoint.
+        env_factory: Makes the env of one trajectory.
+        output: Not yet entered.
+        **rollout_options: As for `APIMultiTurnRollout`.
+
+    Returns:
+        The exit code: 0 where every trajectory has a reward, else 1.
+    """
+    start = time.monotonic()
+    scored = failed = 0
+    with output, make_progress(console) as progress:
+        bar = progress.add_task("episodes", total=len(tasks), scored=0, failed=0)
+
+        def on_done(trajectory: Any) -> None:
+            nonlocal scored, failed
+            output.add(trajectory)
+            if trajectory.get("reward") is None:
+                failed += 1
+            else:
+                scored += 1
+            progress.update(bar, advance=1, scored=scored, failed=failed)
+
+        rollout = APIMultiTurnRollout(
+            api=api,
+            env_factory=env_factory,
+            trace_dir=str(output.traces),
+            on_done=on_done,
+            **rollout_options,
+        )
+        trajectories = rollout(list(tasks))
+        output.finish(trajectories)
+    print_table(console, trajectories)
+    print_summary(console, trajectories, time.monotonic() - start)
+    console.print(f"trajectories: {output.path}\ntraces:       {output.traces}", soft_wrap=True)
+    missing = unscored(trajectories)
+    if missing:
+        console.print(
+            f"[yellow]{missing} of {len(trajectories)} trajectories have no reward: an "
+            "infrastructure failure is not a score of 0. The column `error` says why.[/]"
+        )
+    return EXIT_FAILED if missing else 0

@@ -1,0 +1,89 @@
+"""Where a run leaves its trajectories."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.tools.text import clean_text, to_jsonable
+
+__all__ = ["RunOutput"]
+
+
+class RunOutput:
+    """The output folder of one run, a context manager.
+
+    Finished trajectories are appended to `trajectories.jsonl.part` as they end, so an interrupted
+    run loses none. `finish` writes `trajectories.jsonl` in the order of the tasks, whole or not at
+    all, and removes the part file.
+
+    Args:
+        folder: Made when the run starts.
+        overwrite: Replace the result of an earlier run.
+
+    Raises:
+        RefusedError: There is a result already, or the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, *, overwrite: bool = False) -> None:
+        self.folder = folder
+        self.path = folder / "trajectories.jsonl"
+        self.part = folder / "trajectories.jsonl.part"
+        self._file: IO[str] | None = None
+        if not overwrite:
+            for path in (self.path, self.part):
+                if path.exists():
+                    raise RefusedError(
+                        f"{path} is there already: choose another --out, or pass --overwrite"
+                    )
+
+    @property
+    def traces(self) -> Path:
+        """The folder of one JSON file a trajectory, with everything that was said."""
+        return self.folder / "traces"
+
+    def __enter__(self) -> Self:
+        try:
+            self.traces.mkdir(parents=True, exist_ok=True)
+            self._file = self.part.open("w", encoding="utf-8")
+        except OSError as error:
+            raise RefusedError(f"cannot write to {self.folder}: {error.strerror}") from error
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def add(self, trajectory: Any) -> None:
+        """Append one finished trajectory to the part file."""
+        if self._file is not None:
+            self._file.write(_line(trajectory))
+            self._file.flush()
+
+    def finish(self, trajectories: Sequence[Any]) -> None:
+        """Write all trajectories in order and remove the part file."""
+        temporary = self.folder / f".trajectories.{os.getpid()}.tmp"
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.writelines(_line(trajectory) for trajectory in trajectories)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self.part.unlink(missing_ok=True)
+
+
+def _line(trajectory: Any) -> str:
+    return clean_text(json.dumps(to_jsonable(trajectory), ensure_ascii=False)) + "\n"

@@ -1,0 +1,86 @@
+"""The first thing a newcomer runs: whole episodes on this machine, without a model."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from twinkle_agentic.rollout.cli.output import RunOutput
+from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.cli.tasks import read_tasks
+
+__all__ = ["quickstart"]
+
+_START_TIMEOUT_S = 60.0  # the coding server imports openenv, which takes 10 s on a small machine
+
+
+def quickstart(
+    console: Console, *, out: Path, concurrency: int, faults: bool, overwrite: bool
+) -> int:
+    """Run the packaged coding tasks against servers of our own.
+
+    Args:
+        console: Where everything is printed.
+        out: The output folder.
+        concurrency: Episodes at once.
+        faults: Let the scripted endpoint misbehave.
+        overwrite: Replace the result of an earlier run.
+
+    Returns:
+        The exit code of `execute`.
+
+    Raises:
+        RefusedError: A package is missing, or there is a result already.
+        ServerError: A server did not start.
+    """
+    for module, distribution in (
+        ("openenv_server", "twinkle-openenv-server"),
+        ("twinkle_agentic.envs.openenv", "twinkle-envs-openenv"),
+    ):
+        if find_spec(module) is None:
+            raise RefusedError(f"quickstart needs {distribution}: run `pip install {distribution}`")
+    from twinkle_agentic.protocol.openai import OpenAI
+
+    from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
+    from twinkle_agentic.rollout.cli.execution import execute
+
+    output = RunOutput(out, overwrite=overwrite)
+    with as_file(files("twinkle_agentic.rollout.cli") / "data/tasks.jsonl") as path:
+        tasks = read_tasks(path, needs=("tests",))
+    coding = ServerProcess(
+        "coding server",
+        lambda port: [sys.executable, "-m", "openenv_server", "--port", str(port)],
+        env={"MAX_CONCURRENT_ENVS": str(max(concurrency, 1))},
+    )
+    endpoint = ServerProcess("scripted endpoint", lambda port: _endpoint_command(port, faults))
+    console.print(
+        "[bold]A scripted policy answers here, not a model[/]: it knows the packaged tasks and "
+        "hands in prepared attempts."
+    )
+    with coding, endpoint:
+        with console.status("starting the coding server and the scripted endpoint"):
+            endpoint.wait_ready(_START_TIMEOUT_S)
+            coding.wait_ready(_START_TIMEOUT_S)
+        console.print(f"coding server {coding.url}, chat-completions endpoint {endpoint.url}/v1")
+        return execute(
+            console,
+            tasks=tasks,
+            api=OpenAI("scripted-policy", api_key="none", base_url=f"{endpoint.url}/v1"),
+            env_factory=lambda _: CodingTaskEnv(coding.url),
+            output=output,
+            max_turns=6,
+            concurrency=concurrency,
+            request_timeout_s=5.0 if faults else 60.0,
+            deadline_s=120.0,
+        )
+
+
+def _endpoint_command(port: int, faults: bool) -> list[str]:
+    module = "twinkle_agentic.rollout.cli.scripted_endpoint"
+    command = [sys.executable, "-m", module, "--port", str(port), "--delay-s", "0.05"]
+    return [*command, "--faults"] if faults else command

@@ -1,0 +1,89 @@
+"""What a person sees of a run: progress while it goes on, a table when it is over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+__all__ = ["make_progress", "print_summary", "print_table", "unscored"]
+
+_SHOWN_ROWS = 40  # a longer table scrolls off the screen; the file has all
+
+
+def make_progress(console: Console) -> Progress:
+    """Return the progress bar of a run; on a console that is no terminal it stays silent."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[scored]} scored, {task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def print_table(console: Console, trajectories: Sequence[Mapping[str, Any]]) -> None:
+    """Print one line a trajectory: task, reward, turns, stop reason, seconds, error."""
+    table = Table(title=f"{len(trajectories)} trajectories", title_justify="left")
+    table.add_column("task", overflow="fold")
+    table.add_column("reward", justify="right")
+    table.add_column("turns", justify="right")
+    table.add_column("stop reason")
+    table.add_column("seconds", justify="right")
+    table.add_column("error", overflow="ellipsis", no_wrap=True, max_width=48)
+    for row in trajectories[:_SHOWN_ROWS]:
+        reward = row.get("reward")
+        error = str(row.get("error") or "")
+        table.add_row(
+            str(row.get("id", "")),
+            "[dim]none[/]" if reward is None else f"{reward:g}",
+            str(row.get("turns", 0)),
+            str(row.get("stop_reason")),
+            f"{_seconds(row):.2f}",
+            error.replace("[", "\\["),
+            style="red" if reward is None else None,
+        )
+    console.print(table)
+    if len(trajectories) > _SHOWN_ROWS:
+        console.print(f"... and {len(trajectories) - _SHOWN_ROWS} more in the file")
+
+
+def print_summary(
+    console: Console, trajectories: Sequence[Mapping[str, Any]], seconds: float
+) -> None:
+    """Print the figures of the whole run."""
+    rewards = [row["reward"] for row in trajectories if row.get("reward") is not None]
+    reasons = Counter(str(row.get("stop_reason")) for row in trajectories)
+    turns = [int(row.get("turns", 0)) for row in trajectories]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none"
+    table.add_row("mean reward", f"{mean} over {len(rewards)} scored of {len(trajectories)}")
+    table.add_row("stop reasons", ", ".join(f"{k} {n}" for k, n in reasons.most_common()))
+    table.add_row("turns", f"{sum(turns)} in all, median {median(turns):g}" if turns else "none")
+    table.add_row("wall time", f"{seconds:.2f} s")
+    console.print(table)
+
+
+def unscored(trajectories: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many trajectories have no reward, for an infrastructure failure."""
+    return sum(row.get("reward") is None for row in trajectories)
+
+
+def _seconds(row: Mapping[str, Any]) -> float:
+    timing: Any = row.get("timing") or {}
+    return float(timing.get("total", 0.0))

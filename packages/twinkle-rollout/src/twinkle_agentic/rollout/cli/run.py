@@ -1,0 +1,84 @@
+"""The user's own tasks, model and environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from twinkle_agentic.rollout.cli.environments import choose_env
+from twinkle_agentic.rollout.cli.output import RunOutput
+from twinkle_agentic.rollout.cli.probes import Probe, probe_model, probe_openenv
+from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.cli.tasks import read_tasks
+
+__all__ = ["RunOptions", "run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of `twinkle-rollout run`, as its help explains them."""
+
+    tasks: Path
+    env: str
+    base_url: str | None
+    model: str
+    model_url: str
+    api_key: str | None
+    out: Path
+    concurrency: int
+    max_turns: int
+    max_tokens: int | None
+    temperature: float
+    request_timeout_s: float
+    deadline_s: float | None
+    step_timeout_s: float
+    overwrite: bool
+
+
+def run(console: Console, options: RunOptions) -> int:
+    """Check everything that can be checked, then roll out.
+
+    Returns:
+        The exit code of `execute`.
+
+    Raises:
+        RefusedError: A file, a name or a server is not as it should be; nothing was started or
+            written.
+    """
+    choice = choose_env(
+        options.env, base_url=options.base_url, message_timeout_s=options.step_timeout_s
+    )
+    tasks = read_tasks(options.tasks, needs=choice.needs)
+    output = RunOutput(options.out, overwrite=options.overwrite)
+    if choice.url:
+        _require(probe_openenv(choice.url), "--base-url")
+    _require(probe_model(options.model_url, api_key=options.api_key), "--model-url")
+
+    from twinkle_agentic.protocol.openai import OpenAI
+    from twinkle_agentic.rollout.sampling_params import SamplingParams
+
+    from twinkle_agentic.rollout.cli.execution import execute
+
+    return execute(
+        console,
+        tasks=tasks,
+        api=OpenAI(options.model, api_key=options.api_key, base_url=options.model_url),
+        env_factory=choice.make,
+        output=output,
+        sampling_params=SamplingParams(
+            max_tokens=options.max_tokens, temperature=options.temperature
+        ),
+        max_turns=options.max_turns,
+        concurrency=options.concurrency,
+        request_timeout_s=options.request_timeout_s,
+        deadline_s=options.deadline_s,
+    )
+
+
+def _require(probe: Probe, option: str) -> None:
+    if not probe.ok:
+        raise RefusedError(
+            f"{option}: the {probe.name} at {probe.url} does not serve: {probe.detail}"
+        )

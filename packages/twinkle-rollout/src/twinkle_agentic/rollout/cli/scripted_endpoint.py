@@ -1,0 +1,177 @@
+"""A scripted policy behind a real chat-completions endpoint. It is no model.
+
+`quickstart` uses it so that a newcomer sees whole episodes without a GPU: for each task it hands in
+the attempts of a script, then gives up or repeats itself. With `--faults` it misbehaves as real
+endpoints do, on a fixed schedule, to show that every trajectory is accounted for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any, TypedDict, cast
+
+__all__ = ["FAULTS", "ScriptedPolicy", "serve"]
+
+_TASK = re.compile(r"function `(\w+)\(")
+_HANG_S = 300.0  # longer than any client should wait
+
+FAULTS = ("error_500", "hang", "malformed_call", "null_id", "empty_choices", "unknown_tool")
+"""What `--faults` does, one after another; between two faulty requests one is answered well."""
+
+
+class _Script(TypedDict):
+    attempts: list[str]
+    then: str
+
+
+class ScriptedPolicy:
+    """Looks up the task in its scripts and hands in one attempt after another.
+
+    Args:
+        scripts: Task name -> its `attempts` (source code) and what comes `then`: `give_up` or
+            `repeat`.
+    """
+
+    def __init__(self, scripts: dict[str, _Script]) -> None:
+        self._scripts = scripts
+
+    @classmethod
+    def packaged(cls) -> ScriptedPolicy:
+        """Return the policy for the packaged tasks of `quickstart`."""
+        return cls(
+            json.loads(
+                (files("twinkle_agentic.rollout.cli") / "data/scripted_policy.json").read_text(
+                    "utf-8"
+                )
+            )
+        )
+
+    def reply(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the next assistant message of a conversation."""
+        match = next(
+            (m for message in messages if (m := _TASK.search(str(message.get("content"))))), None
+        )
+        script = self._scripts.get(match[1]) if match else None
+        if script is None:
+            return {"role": "assistant", "content": "The script has no such task."}
+        handed_in = sum(message.get("role") == "tool" for message in messages)
+        attempts = script["attempts"]
+        if handed_in < len(attempts):
+            return _submission(attempts[handed_in], handed_in)
+        if script["then"] == "repeat" and attempts:
+            return _submission(attempts[-1], handed_in)
+        return {"role": "assistant", "content": "I do not know how to solve this."}
+
+
+def _submission(code: str, number: int) -> dict[str, Any]:
+    function = {"name": "submit_solution", "arguments": json.dumps({"code": code})}
+    call = {"id": f"call_{number}", "type": "function", "function": function}
+    return {"role": "assistant", "content": "Here is my solution.", "tool_calls": [call]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    policy: ScriptedPolicy
+    faults: bool
+    delay_s: float
+    _lock = threading.Lock()
+    _requests = 0
+
+    def do_GET(self) -> None:
+        if self.path in ("/health", "/v1/models"):
+            self._answer(200, {"object": "list", "data": [{"id": "scripted-policy"}]})
+        else:
+            self._answer(404, {"error": {"message": f"no such path: {self.path}"}})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.path != "/v1/chat/completions":
+            self._answer(404, {"error": {"message": f"no such path: {self.path}"}})
+            return
+        try:
+            messages = cast("list[dict[str, Any]]", json.loads(body)["messages"])
+        except (ValueError, KeyError, TypeError):
+            self._answer(400, {"error": {"message": "the body must be JSON with `messages`"}})
+            return
+        time.sleep(self.delay_s)
+        message = self.policy.reply(messages)
+        fault = self._next_fault() if self.faults else None
+        if fault == "error_500":
+            self._answer(500, {"error": {"message": "scripted failure"}})
+            return
+        if fault == "hang":
+            time.sleep(_HANG_S)
+            return
+        if fault == "empty_choices":
+            self._answer(200, {"choices": [], "error": {"message": "scripted empty answer"}})
+            return
+        for call in message.get("tool_calls", []):
+            if fault == "malformed_call":
+                call["function"]["arguments"] = call["function"]["arguments"][:-9]
+            elif fault == "null_id":
+                call["id"] = None
+            elif fault == "unknown_tool":
+                call["function"]["name"] = "submit_answer"
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": finish}
+        self._answer(
+            200, {"object": "chat.completion", "model": "scripted-policy", "choices": [choice]}
+        )
+
+    def _next_fault(self) -> str | None:
+        with self._lock:
+            number = _Handler._requests
+            _Handler._requests += 1
+        return FAULTS[(number // 2) % len(FAULTS)] if number % 2 else None
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep quiet: the client reports what happened."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1_024  # every episode may connect at the same moment
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keep quiet about clients that hang up on a scripted hang."""
+
+
+def serve(port: int, *, faults: bool = False, delay_s: float = 0.0) -> None:
+    """Serve the packaged policy on the loopback interface until the process ends.
+
+    Args:
+        port: TCP port.
+        faults: Misbehave on every second request, going through `FAULTS` in turn.
+        delay_s: Seconds each answer takes, as a model would.
+    """
+    fields = {"policy": ScriptedPolicy.packaged(), "faults": faults, "delay_s": delay_s}
+    handler = type("Handler", (_Handler,), fields)
+    with _Server(("127.0.0.1", port), handler) as server:
+        server.serve_forever()
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--faults", action="store_true", help="misbehave on every second request")
+    parser.add_argument("--delay-s", type=float, default=0.0, help="seconds each answer takes")
+    options = parser.parse_args()
+    serve(options.port, faults=options.faults, delay_s=options.delay_s)
+
+
+if __name__ == "__main__":
+    _main()

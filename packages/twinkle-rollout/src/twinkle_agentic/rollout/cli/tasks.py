@@ -1,0 +1,115 @@
+"""Tasks from a JSON Lines file: one object a line, checked before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.tools.types import Trajectory
+
+__all__ = ["COLUMNS", "read_tasks"]
+
+COLUMNS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "id": ((str, int), "names the task in outputs; by default its line number"),
+    "prompt": (str, "the user message (or give `messages`)"),
+    "messages": (list, "the whole conversation so far, chat-completions form"),
+    "system": (str, "a system message before the prompt"),
+    "tests": (str, "unit tests, Python code run after the solution (coding_env)"),
+    "seed": (int, "passed to the environment's reset"),
+    "user_data": (dict, "further data: passed to the environment's reset and kept in the output"),
+}
+"""Column -> (its JSON type, what it means)."""
+
+
+def read_tasks(path: Path, *, needs: Sequence[str] = ()) -> list[Trajectory]:
+    """Read and check a task file.
+
+    Args:
+        path: UTF-8 JSON Lines; blank lines are passed over.
+        needs: Columns that each line must have, besides `prompt` or `messages`.
+
+    Returns:
+        One trajectory a task: `messages`, `id`, and `user_data` with `tests` and `seed` where
+            given.
+
+    Raises:
+        RefusedError: The file cannot be read or a line does not fit; the message names the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RefusedError(f"cannot read the tasks in {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RefusedError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from error
+    tasks: list[Trajectory] = []
+    seen: dict[str, int] = {}
+    for number, row in _rows(path, text):
+        where = f"{path}, line {number}"
+        _check_columns(where, row, needs)
+        task_id = str(row.get("id", number))
+        if task_id in seen:
+            raise RefusedError(f"{where}: id {task_id!r} stands on line {seen[task_id]} already")
+        seen[task_id] = number
+        tasks.append(_trajectory(where, row, task_id))
+    if not tasks:
+        raise RefusedError(f"{path} holds no task: each line is an object with a `prompt`")
+    return tasks
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row: object = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"{path}, line {number}: no valid JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise RefusedError(
+                f"{path}, line {number}: expected an object, found {type(row).__name__}"
+            )
+        yield number, cast("dict[str, Any]", row)
+
+
+def _check_columns(where: str, row: dict[str, Any], needs: Sequence[str]) -> None:
+    for name, value in row.items():
+        if name not in COLUMNS:
+            close = get_close_matches(name, COLUMNS, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else ""
+            raise RefusedError(
+                f"{where}: unknown column {name!r}{hint} (known: {', '.join(COLUMNS)})"
+            )
+        kinds = COLUMNS[name][0]
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            wanted = kinds if isinstance(kinds, tuple) else (kinds,)
+            names = " or ".join(kind.__name__ for kind in wanted)
+            raise RefusedError(f"{where}: column {name!r} must be {names}, found {value!r:.80}")
+    if ("prompt" in row) == ("messages" in row):
+        raise RefusedError(
+            f"{where}: give either `prompt` or `messages`, found columns {list(row)}"
+        )
+    for name in needs:
+        if name not in row:
+            raise RefusedError(f"{where}: this environment needs the column {name!r}")
+
+
+def _trajectory(where: str, row: dict[str, Any], task_id: str) -> Trajectory:
+    messages: list[Any] = list(
+        row.get("messages") or [{"role": "user", "content": row.get("prompt")}]
+    )
+    for message in messages:
+        if not isinstance(message, dict) or "role" not in message:
+            raise RefusedError(
+                f"{where}: each message is an object with a `role`, found {message!r:.80}"
+            )
+    if "system" in row:
+        messages.insert(0, {"role": "system", "content": row["system"]})
+    user_data = dict(row.get("user_data") or {})
+    user_data.update({name: row[name] for name in ("tests", "seed") if name in row})
+    return cast("Trajectory", {"id": task_id, "messages": messages, "user_data": user_data})

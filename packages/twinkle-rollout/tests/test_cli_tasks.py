@@ -1,0 +1,79 @@
+"""Task files: what is taken, and how each fault is reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.cli.tasks import read_tasks
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
+    return path
+
+
+def test_prompt_becomes_a_user_message_with_id_and_data(tmp_path: Path) -> None:
+    row = {"prompt": "hi", "id": "a", "system": "be brief", "seed": 3, "user_data": {"x": 1}}
+    (task,) = read_tasks(write(tmp_path / "t.jsonl", row, "", "  "))
+    assert dict(task) == {
+        "id": "a",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "hi"},
+        ],
+        "user_data": {"x": 1, "seed": 3},
+    }
+
+
+def test_messages_are_kept_as_they_are(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (task,) = read_tasks(write(tmp_path / "t.jsonl", {"messages": messages}))
+    assert task.get("messages") == messages
+    assert dict(task)["id"] == "1"
+
+
+def test_line_separator_characters_inside_json_do_not_split_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"prompt": "a\u2028b\x85c"}\n', encoding="utf-8")
+    assert len(read_tasks(path)) == 1
+
+
+_FAULTS: list[tuple[list[object], str]] = [
+    ([{"promt": "x"}], "line 1: unknown column 'promt', did you mean 'prompt'"),
+    ([{"prompt": "x"}, "{"], "line 2: no valid JSON"),
+    ([[1]], "expected an object, found list"),
+    ([{"prompt": 3}], "column 'prompt' must be str, found 3"),
+    ([{"prompt": "x", "seed": True}], "column 'seed' must be int"),
+    ([{"id": "a"}], "give either `prompt` or `messages`"),
+    ([{"prompt": "x", "messages": []}], "give either `prompt` or `messages`"),
+    ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}], "id '1' stands on line 1"),
+    ([{"messages": ["x"]}], "each message is an object with a `role`"),
+    ([], "holds no task"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), _FAULTS)
+def test_a_fault_is_one_line_that_names_the_place(
+    tmp_path: Path, rows: list[object], message: str
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read_tasks(write(tmp_path / "t.jsonl", *rows))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_needed_column_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="needs the column 'tests'"):
+        read_tasks(write(tmp_path / "t.jsonl", {"prompt": "x"}), needs=("tests",))
+
+
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="No such file"):
+        read_tasks(tmp_path / "absent.jsonl")
+    (tmp_path / "b").write_bytes(b"\xff\xfe")
+    with pytest.raises(RefusedError, match="not UTF-8"):
+        read_tasks(tmp_path / "b")
