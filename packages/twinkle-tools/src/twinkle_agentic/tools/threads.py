@@ -7,15 +7,20 @@ never returns take a thread for good. Tools and environments are other people's 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
+import logging
 import os
 import queue
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["BlockingCallError", "ThreadPool", "current_pool", "run_blocking", "use_pool"]
 
@@ -26,7 +31,11 @@ _IDLE_EXIT_S = 30.0  # an idle thread ends by itself after this long
 
 
 class BlockingCallError(RuntimeError):
-    """A blocking call raised `SystemExit`, `KeyboardInterrupt` or the like; `__cause__` holds it."""
+    """A blocking call raised what would end or confuse an event loop; `__cause__` holds it.
+
+    That is whatever is no `Exception` (`SystemExit`, `KeyboardInterrupt`, panics of native extensions),
+    `StopIteration`, and the `CancelledError` of a future that the awaiting task has nothing to do with.
+    """
 
 
 class ThreadPool:
@@ -34,35 +43,56 @@ class ThreadPool:
 
     Threads start on demand, are reused, and end after 30 s without work. Further calls queue in
     order. `abandon` gives up on a running call: its place is free at once, its thread ends whenever
-    the call returns, and it never delays the exit of the interpreter. Thread-safe.
+    the call returns, and it never delays the exit of the interpreter. Thread-safe. A forked child
+    starts with an empty pool: the calls of the parent stay in the parent.
+
+    Raises:
+        ValueError: `max_threads` is below 1.
     """
 
     def __init__(self, max_threads: int = 256) -> None:
         if max_threads < 1:
             raise ValueError(f"max_threads must be at least 1, found {max_threads}")
         self.max_threads = max_threads
-        self._lock = threading.Lock()
-        self._idle: deque[_Worker] = deque()
-        self._waiting: deque[_Call] = deque()
-        self._busy = 0
+        self._empty()
+        _pools.add(self)
+
+    @property
+    def abandoned(self) -> int:
+        """How many abandoned calls still run, each in a thread beyond `max_threads`."""
+        return self._abandoned
 
     def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Start a call, or queue it, and return its future.
 
         The call sees a copy of the caller's context variables. Cancelling the future works until the
         call has started.
+
+        Raises:
+            RuntimeError: The system gives no further thread.
         """
-        call = _Call(function, args, kwargs, contextvars.copy_context())
+        call = _Call(self, function, args, kwargs)
         with self._lock:
             if self._busy >= self.max_threads:
-                self._waiting.append(call)
-            else:
-                self._busy += 1
-                self._start(call)
-        return call.future
+                self._waiting[call] = None
+                return call
+            self._busy += 1
+            worker = self._idle.pop() if self._idle else None
+        try:
+            self._start(worker, call)
+        except RuntimeError:
+            self._release()
+            raise
+        return call
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await a blocking call; when the awaiting task is cancelled, the call is abandoned."""
+        """Await a blocking call; when the awaiting task is cancelled, the call is abandoned.
+
+        Raises:
+            BlockingCallError: The call raised something that an event loop takes for its own.
+            RuntimeError: The system gives no further thread.
+            Exception: Whatever else the call raises.
+        """
         future = self.submit(function, *args, **kwargs)
         try:
             return await asyncio.wrap_future(future)
@@ -71,37 +101,56 @@ class ThreadPool:
             raise
 
     def abandon(self, future: Future[Any]) -> None:
-        """Stop waiting for a call: drop it where it is queued, free its place where it runs."""
-        if future.cancel():
+        """Stop waiting for a call of this pool: drop it where it is queued, free its place where it runs."""
+        if future.cancel() or not isinstance(future, _Call):
             return
         with self._lock:
-            call = getattr(future, "_twinkle_call", None)
-            if isinstance(call, _Call) and call.running and not call.abandoned:
-                call.abandoned = True
-                self._release()
+            if not future.started or future.abandoned:
+                return
+            future.abandoned = True
+            self._abandoned += 1
+            count = self._abandoned
+        if count & (count - 1) == 0:  # at 1, 2, 4, 8, ...: a thousand given up at once are no news
+            logger.warning("%d abandoned calls still hold a thread each", count)
+        self._release()
 
-    def _start(self, call: _Call) -> None:
-        if self._idle:
-            self._idle.pop().give(call)
-        else:
+    def _start(self, worker: _Worker | None, call: _Call) -> None:
+        """Give a call, whose place is counted, to an idle worker or a new one."""
+        if worker is None:
             _Worker(self, call)
+        else:
+            worker.give(call)
 
     def _release(self) -> None:
-        """Hand the freed place to the next queued call. The lock is held."""
-        while self._waiting:
-            call = self._waiting.popleft()
-            if not call.future.cancelled():
-                self._start(call)
+        """Hand a freed place to the next queued call."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._busy -= 1
+                    return
+                call, _ = self._waiting.popitem(last=False)
+                worker = self._idle.pop() if self._idle else None
+            try:
+                self._start(worker, call)
+            except RuntimeError as error:
+                call.fail(error)
+            else:
                 return
-        self._busy -= 1
+
+    def forget(self, call: _Call) -> bool:
+        """Take a cancelled call out of the queue; called by the call alone."""
+        with self._lock:
+            return self._waiting.pop(call, self) is None
 
     def finished(self, worker: _Worker, call: _Call) -> None:
         """Take back a worker whose call returned; called by the worker alone."""
         with self._lock:
-            call.running = False
+            call.started = False
             self._idle.append(worker)
-            if not call.abandoned:
-                self._release()
+            if call.abandoned:
+                self._abandoned -= 1
+                return
+        self._release()
 
     def retire(self, worker: _Worker) -> bool:
         """Let an idle worker end, unless it has just been given a call."""
@@ -112,42 +161,81 @@ class ThreadPool:
                 return False
             return True
 
+    def _empty(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._waiting: OrderedDict[_Call, None] = OrderedDict()
+        self._busy = 0
+        self._abandoned = 0
 
-class _Call:
-    """One call with its future."""
+
+class _Call(Future[Any]):
+    """One call, which is its own future."""
 
     def __init__(
         self,
+        pool: ThreadPool,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        context: contextvars.Context,
     ) -> None:
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-        self.context = context
-        self.running = False
+        super().__init__()
+        self.started = False
         self.abandoned = False
-        self.future: Future[Any] = Future()
-        self.future._twinkle_call = self  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        self._pool = pool
+        self._work: _Work | None = (contextvars.copy_context(), function, args, kwargs)
+
+    def cancel(self) -> bool:
+        if not super().cancel():
+            return False
+        self._work = None
+        if self._pool.forget(self):
+            self.set_running_or_notify_cancel()  # no worker will
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        self._work = None
+        if self.set_running_or_notify_cancel():
+            self.set_exception(error)
 
     def run(self) -> None:
-        self.running = True  # before the state changes, so that `abandon` cannot miss it
-        if not self.future.set_running_or_notify_cancel():
+        self.started = True  # before the state changes, so that `abandon` cannot miss it
+        if not self.set_running_or_notify_cancel() or self._work is None:
             return
-        try:
-            result = self.context.run(self.function, *self.args, **self.kwargs)
-        except Exception as error:
-            self.future.set_exception(error)
-        except BaseException as error:
-            # SystemExit or KeyboardInterrupt raised by other people's code would stop the event loop
-            # of whoever awaits this future.
-            wrapped = BlockingCallError(f"the call raised {error!r}")
-            wrapped.__cause__ = error
-            self.future.set_exception(wrapped)
+        work, self._work = self._work, None
+        result, error = _outcome(*work)
+        del work
+        if error is None:
+            self.set_result(result)
         else:
-            self.future.set_result(result)
+            self.set_exception(error)
+            # The traceback keeps this frame, the frame this future, the future the traceback.
+            del self, error
+
+
+_Work = tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def _outcome(
+    context: contextvars.Context,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, BaseException | None]:
+    try:
+        return context.run(function, *args, **kwargs), None
+    except (StopIteration, concurrent.futures.CancelledError) as error:
+        cause: BaseException = error
+    except Exception as error:
+        return None, error
+    except BaseException as error:
+        cause = error
+    try:
+        wrapped = BlockingCallError(f"the call raised {cause!r}")
+        wrapped.__cause__ = cause
+        return None, wrapped
+    finally:
+        del cause
 
 
 class _Worker:
@@ -169,25 +257,20 @@ class _Worker:
             except queue.Empty:
                 if self._pool.retire(self):
                     return
-                call = self._mail.get()
+                call = self._mail.get()  # given between the two lines above
             call.run()
             self._pool.finished(self, call)
             del call  # an idle thread must not keep a result alive
 
 
-_default: ThreadPool | None = None
+_pools: WeakSet[ThreadPool] = WeakSet()
+_default = ThreadPool()
 _current: ContextVar[ThreadPool | None] = ContextVar("twinkle_thread_pool", default=None)
 
 
 def current_pool() -> ThreadPool:
     """Return the pool of the running rollout, else the one shared by the process."""
-    global _default
-    pool = _current.get()
-    if pool is None:
-        if _default is None:
-            _default = ThreadPool()
-        pool = _default
-    return pool
+    return _current.get() or _default
 
 
 def use_pool(pool: ThreadPool) -> contextvars.Token[ThreadPool | None]:
@@ -196,16 +279,16 @@ def use_pool(pool: ThreadPool) -> contextvars.Token[ThreadPool | None]:
 
 
 async def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call in the current pool and await its result.
+    """Run a blocking call in the current pool and await its result; errors as `ThreadPool.run`.
 
     Cancellation abandons the call: the awaiting task goes on at once, the thread ends when it can.
     """
     return await current_pool().run(function, *args, **kwargs)
 
 
-def _forget_after_fork() -> None:
-    global _default
-    _default = None  # the threads stayed in the parent
+def _empty_after_fork() -> None:
+    for pool in list(_pools):
+        pool._empty()  # pyright: ignore[reportPrivateUsage]  # the threads stayed in the parent
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_empty_after_fork)
