@@ -1,0 +1,192 @@
+"""Start programs inside the sandbox and hold what is known of each."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import struct
+import termios
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from twinkle_isolation._guest import linux
+from twinkle_isolation._guest.files import Failure
+from twinkle_isolation._guest.rootfs import GUEST_GID, GUEST_UID, map_user
+
+__all__ = ["Process", "resize", "start"]
+
+_USER_NAMESPACES = "/proc/sys/user/max_user_namespaces"
+
+
+@dataclass
+class Process:
+    """One started program."""
+
+    id: int
+    pid: int
+    pty: bool
+    streams: dict[str, int]
+    stdin: int | None
+    deadline: float | None
+    output_limit: int | None
+    output_bytes: int = 0
+    held: bool = False  # the host asked to stop reading its output
+    status: int | None = None  # as from waitpid
+    reason: str | None = None  # why the supervisor killed it
+    force_end_at: float | None = None
+    pending: deque[bytes] = field(default_factory=lambda: deque[bytes]())
+    pending_bytes: int = 0
+    close_stdin: bool = False
+
+    def signal(self, number: int, *, group: bool = True) -> bool:
+        """Send a signal to the process group (or the process); False when it is gone."""
+        try:
+            if group:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def start(
+    request: dict[str, Any], env: dict[str, str], cwd: str, *, namespaces: bool, now: float
+) -> Process:
+    """Start a program in its own session and process group.
+
+    Raises:
+        Failure: The directory or the program is not there or may not be used, or no process can be made.
+    """
+    as_root = namespaces and request["user"] == "root"
+    size = request.get("pty")
+    child_fds, streams, stdin = _open_pty(size) if size else _open_pipes(bool(request.get("stdin")))
+    report_read, report_write = os.pipe()
+    if as_root:
+        _allow_user_namespaces(64)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _exec(request, env, cwd, child_fds, report_write, as_root=as_root, tty=bool(size))
+        os.close(report_write)
+        report_write = -1
+        report = _read_all(report_read)
+    except OSError as error:
+        _close([*streams.values(), *([] if stdin is None or size else [stdin])])
+        raise Failure("resource_exhausted", f"no new process: {os.strerror(error.errno)}") from error
+    finally:
+        if as_root:
+            _allow_user_namespaces(0)
+        _close({*child_fds, report_read} | ({report_write} if report_write >= 0 else set()))
+    if report:
+        _close([*streams.values(), *([] if stdin is None or size else [stdin])])
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        code, _, text = report.decode(errors="replace").partition(":")
+        raise Failure(code, text)
+    for fd in {*streams.values(), *([] if stdin is None else [stdin])}:
+        os.set_blocking(fd, False)
+    timeout = request.get("timeout_s")
+    return Process(
+        id=request["id"],
+        pid=pid,
+        pty=bool(size),
+        streams=streams,
+        stdin=stdin,
+        deadline=None if timeout is None else now + timeout,
+        output_limit=request.get("output_limit"),
+    )
+
+
+def resize(fd: int, rows: int, columns: int) -> None:
+    """Tell a terminal its size in characters."""
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _open_pipes(with_stdin: bool) -> tuple[tuple[int, int, int], dict[str, int], int | None]:
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    if with_stdin:
+        in_read, in_write = os.pipe()
+    else:
+        in_read, in_write = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), None
+    return (in_read, out_write, err_write), {"stdout": out_read, "stderr": err_read}, in_write
+
+
+def _open_pty(size: dict[str, int]) -> tuple[tuple[int, int, int], dict[str, int], int]:
+    master, slave = pty.openpty()
+    resize(slave, size["rows"], size["cols"])
+    return (slave, slave, slave), {"pty": master}, master
+
+
+def _exec(
+    request: dict[str, Any],
+    env: dict[str, str],
+    cwd: str,
+    fds: tuple[int, int, int],
+    report: int,
+    *,
+    as_root: bool,
+    tty: bool,
+) -> NoReturn:
+    """Become the program (in the forked child); tell `report` what prevents it."""
+    try:
+        os.setsid()
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        # Descriptors 0-2 of the supervisor are /dev/null, so the new ones are all above.
+        for target, fd in enumerate(fds):
+            os.dup2(fd, target, inheritable=True)
+        if tty:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        os.umask(0o022)
+        try:
+            os.chdir(cwd)
+        except OSError as error:
+            _give_up(report, "invalid_argument", f"cwd {cwd!r}: {os.strerror(error.errno)}")
+        linux.set_dumpable(True)
+        if as_root:
+            linux.unshare(linux.CLONE_NEWUSER)
+            map_user(0, GUEST_UID, 0, GUEST_GID)
+        linux.drop_capabilities()
+        os.execvpe(request["args"][0], request["args"], env)
+    except (FileNotFoundError, NotADirectoryError):
+        _give_up(report, "not_found", f"no such program: {request['args'][0]!r}")
+    except OSError as error:
+        code = "resource_exhausted" if error.errno in (11, 12) else "invalid_argument"
+        _give_up(report, code, f"cannot start {request['args'][0]!r}: {error}")
+    except BaseException as error:
+        _give_up(report, "internal", f"{type(error).__name__}: {error}")
+
+
+def _give_up(report: int, code: str, text: str) -> NoReturn:
+    try:
+        os.write(report, f"{code}:{text}".encode(errors="replace")[:4000])
+    finally:
+        os._exit(127)
+
+
+def _allow_user_namespaces(count: int) -> None:
+    fd = os.open(_USER_NAMESPACES, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(count).encode())
+    finally:
+        os.close(fd)
+
+
+def _read_all(fd: int) -> bytes:
+    parts: list[bytes] = []
+    while part := os.read(fd, 4096):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _close(fds: Any) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

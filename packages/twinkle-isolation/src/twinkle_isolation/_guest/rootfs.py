@@ -1,0 +1,218 @@
+"""Give a process its own namespaces, user and root directory.
+
+The jail around the zygote (see `twinkle_isolation.jail`) holds read-only copies of what a sandbox may see of the
+host. Each sandbox gets a fresh tmpfs of limited size as its root, binds those directories into it, and pivots.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinkle_isolation._guest import linux
+
+__all__ = ["GUEST_GID", "GUEST_UID", "JailLayout", "become_user", "enter_namespaces", "enter_root"]
+
+GUEST_UID = 1000
+GUEST_GID = 1000
+
+_ROOT_POINT = "/run/twinkle/root"
+_DEVICES = "/run/twinkle/dev"
+
+_PASSWD = """\
+root:x:0:0:root:/root:/bin/bash
+user:x:1000:1000:user:/home/user:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+"""
+_GROUP = "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
+_PROFILE = """\
+# Login shells keep the PATH they were started with.
+if [ -d /etc/profile.d ]; then
+  for part in /etc/profile.d/*.sh; do
+    [ -r "$part" ] && . "$part"
+  done
+  unset part
+fi
+"""
+_DIRECTORIES = (
+    ("etc", 0o755),
+    ("etc/ssl", 0o755),
+    ("home", 0o755),
+    ("home/user", 0o755),
+    ("root", 0o755),
+    ("tmp", 0o1777),
+    ("run", 0o755),
+    ("var", 0o755),
+    ("var/tmp", 0o1777),
+    ("var/log", 0o755),
+    ("opt", 0o755),
+    ("srv", 0o755),
+    ("mnt", 0o755),
+)
+_COPIED_ETC = (
+    "debian_version",
+    "ld.so.cache",
+    "ld.so.conf",
+    "localtime",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "protocols",
+    "resolv.conf",
+    "services",
+)
+
+
+@dataclass
+class JailLayout:
+    """What the zygote's jail offers; read once at its start."""
+
+    binds: list[str] = field(default_factory=lambda: list[str]())
+    links: dict[str, str] = field(default_factory=lambda: dict[str, str]())
+    etc: dict[str, bytes] = field(default_factory=lambda: dict[str, bytes]())
+
+    @classmethod
+    def read(cls, shares: list[str]) -> JailLayout:
+        """Look at the jail's root: `shares` are the directories bound at their own path beyond the usual ones."""
+        layout = cls()
+        for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+            path = f"/{name}"
+            if os.path.islink(path):
+                layout.links[path] = os.readlink(path)
+            elif os.path.isdir(path):
+                layout.binds.append(path)
+        for path in (
+            *shares,
+            "/etc/alternatives",
+            "/etc/ca-certificates",
+            "/etc/ssl/certs",
+            "/etc/ssl/openssl.cnf",
+        ):
+            if os.path.exists(path):
+                layout.binds.append(path)
+        for name in _COPIED_ETC:
+            try:
+                with open(f"/etc/{name}", "rb") as file:
+                    layout.etc[name] = file.read(1 << 20)
+            except OSError:
+                continue
+        layout.etc["passwd"] = _PASSWD.encode()
+        layout.etc["group"] = _GROUP.encode()
+        layout.etc["profile"] = _PROFILE.encode()
+        return layout
+
+
+def become_user(uid: int, gid: int) -> None:
+    """Give up root for `uid` (nothing to do when the process is that user already)."""
+    if os.geteuid() == uid:
+        return
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    linux.set_dumpable(True)  # else /proc/self/uid_map belongs to root
+
+
+def enter_namespaces(*, network: bool) -> None:
+    """Leave for new user, mount, pid, ipc, uts, cgroup and (unless `network`) network namespaces.
+
+    The next fork makes process 1 of the pid namespace.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    flags = (
+        linux.CLONE_NEWUSER
+        | linux.CLONE_NEWNS
+        | linux.CLONE_NEWPID
+        | linux.CLONE_NEWIPC
+        | linux.CLONE_NEWUTS
+        | linux.CLONE_NEWCGROUP
+    )
+    linux.unshare(flags if network else flags | linux.CLONE_NEWNET)
+    map_user(GUEST_UID, uid, GUEST_GID, gid)
+
+
+def map_user(inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
+    """Write the one-line uid and gid maps of a user namespace this process just made."""
+    _write("/proc/self/setgroups", b"deny")
+    _write("/proc/self/uid_map", f"{inner_uid} {outer_uid} 1".encode())
+    _write("/proc/self/gid_map", f"{inner_gid} {outer_gid} 1".encode())
+
+
+def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
+    """Build the sandbox's root directory and make it `/`. Called by process 1 of the new namespaces."""
+    size = int(sandbox["disk_bytes"])
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount(
+        "tmpfs",
+        _ROOT_POINT,
+        "tmpfs",
+        linux.MS_NOSUID | linux.MS_NODEV,
+        f"mode=0755,size={size},nr_inodes={max(4096, size // 4096)}",
+    )
+    _fill_root(layout, sandbox)
+    for path, target in layout.links.items():
+        os.symlink(target, _ROOT_POINT + path)
+    for path in layout.binds:
+        target = _ROOT_POINT + path
+        if os.path.isdir(path):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            _write(target, b"", create=True)
+        linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
+    _mount_system(sandbox)
+    linux.pivot_root_here(_ROOT_POINT)
+    linux.sethostname(str(sandbox["hostname"]))
+    if not sandbox["network"]:
+        linux.bring_up_loopback()
+
+
+def _fill_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
+    root = _ROOT_POINT
+    for name, mode in _DIRECTORIES:
+        os.mkdir(f"{root}/{name}", mode)
+        if mode & 0o1000:
+            os.chmod(f"{root}/{name}", mode)
+    for name, content in layout.etc.items():
+        _write(f"{root}/etc/{name}", content, create=True)
+    hostname = str(sandbox["hostname"])
+    _write(f"{root}/etc/hostname", f"{hostname}\n".encode(), create=True)
+    hosts = f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n"
+    _write(f"{root}/etc/hosts", hosts.encode(), create=True)
+
+
+def _mount_system(sandbox: dict[str, Any]) -> None:
+    quiet = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+    dev = f"{_ROOT_POINT}/dev"
+    os.mkdir(dev)
+    linux.mount(_DEVICES, dev, None, linux.MS_BIND | linux.MS_REC)
+    linux.mount(
+        "tmpfs",
+        f"{dev}/shm",
+        "tmpfs",
+        linux.MS_NOSUID | linux.MS_NODEV,
+        f"mode=1777,size={int(sandbox['shm_bytes'])}",
+    )
+    linux.mount(
+        "devpts",
+        f"{dev}/pts",
+        "devpts",
+        linux.MS_NOSUID | linux.MS_NOEXEC,
+        "newinstance,ptmxmode=0666,mode=620",
+    )
+    proc = f"{_ROOT_POINT}/proc"
+    os.mkdir(proc)
+    linux.mount("proc", proc, "proc", quiet)
+    # Nobody in this sandbox makes another user namespace (and gains capabilities over it).
+    _write(f"{proc}/sys/user/max_user_namespaces", b"0")
+    # System V shared memory is memory that no process owns; bound it like /dev/shm.
+    _write(f"{proc}/sys/kernel/shmall", str(int(sandbox["shm_bytes"]) // 4096).encode())
+
+
+def _write(path: str, content: bytes, *, create: bool = False) -> None:
+    flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
+    fd = os.open(path, flags, 0o644)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)

@@ -1,0 +1,141 @@
+"""A program that runs in a sandbox, and a watch on a directory of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Literal
+
+from twinkle_isolation._channel import Call, Channel
+from twinkle_isolation._wire import MAX_BODY_BYTES
+from twinkle_isolation.errors import GuestError, SandboxLostError
+from twinkle_isolation.types import ProcessEnd, WatchEvent
+
+__all__ = ["GuestProcess", "Stream", "Watch"]
+
+Stream = Literal["stdout", "stderr", "pty", "archive"]
+
+
+class GuestProcess:
+    """A started program. Its output waits in the sandbox until it is read, or is dropped after `detach`.
+
+    One reader at a time: `output` yields what comes and returns when the program has ended and everything it wrote is
+    read; `end` then says how. Made by `Sandbox.start`; not thread-safe, belongs to one event loop.
+
+    Attributes:
+        pid: The process id inside the sandbox.
+        end: How it ended; `None` while it runs or while its output is not read to the end.
+    """
+
+    def __init__(self, channel: Channel, call: Call, pid: int) -> None:
+        self._channel = channel
+        self._call = call
+        self.pid = pid
+        self.end: ProcessEnd | None = None
+
+    async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        """Yield pieces of output, at most 64 KiB each, until the end.
+
+        Raises:
+            SandboxLostError: The sandbox ended first.
+        """
+        while self.end is None:
+            message, body = await self._call.next()
+            if message["ev"] == "data":
+                yield message["stream"], body
+            elif message["ev"] == "end":
+                self.end = ProcessEnd(
+                    exit_code=int(message["exit_code"]),
+                    signal=message.get("signal"),
+                    reason=message.get("reason"),
+                )
+
+    async def wait(self) -> ProcessEnd:
+        """Drop the output and wait for the end.
+
+        Raises:
+            SandboxLostError: The sandbox ended first.
+        """
+        self.detach()
+        async for _ in self.output():
+            pass
+        assert self.end is not None
+        return self.end
+
+    def detach(self) -> None:
+        """Drop output that nobody reads; the program goes on and never blocks on it."""
+        self._call.detach()
+
+    def attach(self) -> None:
+        """Keep the output from now on."""
+        self._call.attach()
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Give the program input (also a terminal's).
+
+        Raises:
+            GuestError: `not_found` when it has ended, `failed_precondition` without stdin, `resource_exhausted` when
+                8 MiB wait to be read already.
+            SandboxLostError: The sandbox has ended.
+        """
+        for start in range(0, len(data), MAX_BODY_BYTES):
+            part = data[start : start + MAX_BODY_BYTES]
+            await self._channel.call("stdin", part, process=self._call.number).result()
+            await self._channel.drain()
+
+    async def close_stdin(self) -> None:
+        """End the program's input after what was written; a terminal gets end-of-file.
+
+        Raises:
+            GuestError: `not_found` when it has ended.
+            SandboxLostError: The sandbox has ended.
+        """
+        await self._channel.call("close_stdin", process=self._call.number).result()
+
+    async def signal(self, number: int, *, group: bool = True) -> None:
+        """Send a signal to the program's process group, or (`group=False`) to the program alone.
+
+        Raises:
+            GuestError: `not_found` when it has ended.
+            SandboxLostError: The sandbox has ended.
+        """
+        call = self._channel.call("signal", process=self._call.number, signal=number, group=group)
+        await call.result()
+
+    async def resize(self, *, rows: int, cols: int) -> None:
+        """Change the size of the program's terminal.
+
+        Raises:
+            GuestError: `failed_precondition` when it has no terminal.
+            SandboxLostError: The sandbox has ended.
+        """
+        call = self._channel.call("resize", process=self._call.number, rows=rows, cols=cols)
+        await call.result()
+
+
+class Watch:
+    """A watch on a directory: iterate over it, `close` it. Made by `Sandbox.watch`."""
+
+    def __init__(self, channel: Channel, call: Call) -> None:
+        self._channel = channel
+        self._call = call
+
+    async def events(self) -> AsyncIterator[WatchEvent]:
+        """Yield changes until `close`.
+
+        Raises:
+            SandboxLostError: The sandbox has ended.
+        """
+        while True:
+            message, _ = await self._call.next()
+            if message["ev"] == "end":
+                return
+            yield WatchEvent(
+                kind=message["kind"], name=message["name"], path=message.get("path", "")
+            )
+
+    async def close(self) -> None:
+        """Stop watching; does nothing when the sandbox is gone."""
+        try:
+            await self._channel.call("unwatch", target=self._call.number).result()
+        except (GuestError, SandboxLostError):
+            return

@@ -1,0 +1,393 @@
+"""One running sandbox, as the host sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Self
+
+from twinkle_isolation._channel import Channel
+from twinkle_isolation._wire import MAX_BODY_BYTES
+from twinkle_isolation.errors import GuestError, SandboxLostError
+from twinkle_isolation.process import GuestProcess, Watch
+from twinkle_isolation.types import DirEntry, ExecResult, SandboxSpec, Usage
+
+__all__ = ["Sandbox"]
+
+_DEFAULT_READ_LIMIT = 256 << 20
+_DEFAULT_OUTPUT_LIMIT = 16 << 20
+_DUMP_TIMEOUT_S = 120.0
+
+
+class Sandbox:
+    """A running sandbox. Made by `Launcher.create`; belongs to the event loop that made it; not picklable.
+
+    Paths are those of the sandbox: absolute, or relative to the home of `user` (`/home/user`, or `/root`).
+    Every method raises `SandboxLostError` once the sandbox has ended, and `GuestError` when the sandbox says no.
+
+    Example:
+        >>> async with await launcher.create() as sandbox:
+        ...     await sandbox.write_file("hello.py", b"print(1 + 1)")
+        ...     result = await sandbox.exec(["python3", "hello.py"], timeout_s=10)
+        ...     result.stdout
+        b'2\\n'
+
+    Attributes:
+        spec: What it was made from.
+        pid: Its first process, as the zygote sees it.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        pidfd: int,
+        pid: int,
+        spec: SandboxSpec,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._pidfd: int | None = pidfd
+        self._on_end = on_end
+        self._exited = asyncio.Event()
+        self.spec = spec
+        self.pid = pid
+        asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.kill()
+
+    @property
+    def ended(self) -> bool:
+        """True once the sandbox has ended, for whatever reason."""
+        return self._channel.closed or self._pidfd is None
+
+    async def wait_ended(self) -> None:
+        """Wait until no process of the sandbox is left."""
+        await self._exited.wait()
+
+    async def kill(self) -> None:
+        """End the sandbox with all its processes and files, and wait until they are gone. Idempotent."""
+        self._channel.close("it was killed")
+        if self._pidfd is not None:
+            # PermissionError: a kernel that compares namespaces. The closed connection ends the supervisor then.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        await self._exited.wait()
+
+    def _on_exit(self) -> None:
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._channel.close("its supervisor is gone")
+        self._exited.set()
+        self._on_end()
+
+    # Programs
+
+    async def start(
+        self,
+        args: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str = "user",
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        timeout_s: float | None = None,
+        output_limit: int | None = None,
+    ) -> GuestProcess:
+        """Start a program.
+
+        Args:
+            args: The program (looked up in `PATH`) and its arguments.
+            env: Added to the sandbox's environment.
+            cwd: Its directory; the home of `user` by default.
+            user: `user`, or `root` (user id 0 inside; no more rights than `user`).
+            stdin: Give it an input to write to; else it reads end-of-file.
+            pty: Rows and columns of a terminal that takes the place of its three streams.
+            timeout_s: After this long its process group is killed. `None`: never.
+            output_limit: After this many bytes of output its process group is killed. `None`: never.
+
+        Raises:
+            GuestError: `not_found` (no such program), `invalid_argument` (`cwd`, `user`), `resource_exhausted`.
+            SandboxLostError: The sandbox has ended.
+        """
+        call = self._channel.call(
+            "exec",
+            args=list(args),
+            env=dict(env or {}),
+            cwd=cwd,
+            user=user,
+            stdin=stdin,
+            pty=None if pty is None else {"rows": pty[0], "cols": pty[1]},
+            timeout_s=timeout_s,
+            output_limit=output_limit,
+        )
+        message, _ = await call.next()
+        return GuestProcess(self._channel, call, int(message["pid"]))
+
+    async def exec(
+        self,
+        args: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str = "user",
+        stdin: bytes | None = None,
+        timeout_s: float | None = 60.0,
+        output_limit: int = _DEFAULT_OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Run a program to its end and return what it wrote.
+
+        A program that meets a limit is killed, and what it wrote until then is returned: see `ExecResult.end.reason`.
+
+        Args:
+            args: The program and its arguments.
+            env: Added to the sandbox's environment.
+            cwd: Its directory.
+            user: `user` or `root`.
+            stdin: Its whole input.
+            timeout_s: Wall time.
+            output_limit: Bytes of stdout and stderr together.
+
+        Raises:
+            GuestError: It could not be started.
+            SandboxLostError: The sandbox ended first.
+        """
+        process = await self.start(
+            args,
+            env=env,
+            cwd=cwd,
+            user=user,
+            stdin=stdin is not None,
+            timeout_s=timeout_s,
+            output_limit=output_limit,
+        )
+        feeder = None if stdin is None else asyncio.create_task(_feed(process, stdin))
+        parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        try:
+            async for stream, data in process.output():
+                parts[stream].append(data)
+        except asyncio.CancelledError:
+            process.detach()
+            with contextlib.suppress(SandboxLostError):
+                self._channel.call("signal", process=process._call.number, signal=9).detach()  # pyright: ignore[reportPrivateUsage]
+            raise
+        finally:
+            if feeder is not None:
+                feeder.cancel()
+        assert process.end is not None
+        return ExecResult(
+            end=process.end, stdout=b"".join(parts["stdout"]), stderr=b"".join(parts["stderr"])
+        )
+
+    # Files
+
+    async def open_read(
+        self, path: str, *, user: str = "user", limit_bytes: int = _DEFAULT_READ_LIMIT
+    ) -> tuple[int, AsyncIterator[bytes]]:
+        """Open a regular file; return its size now and its content in pieces.
+
+        Raises:
+            GuestError: `not_found`, `invalid_argument` (a directory or device), `permission_denied`; while reading:
+                `resource_exhausted` past `limit_bytes`.
+            SandboxLostError: The sandbox has ended.
+        """
+        call = self._channel.call("read", path=path, user=user, limit=limit_bytes)
+        message, _ = await call.next()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            done = False
+            try:
+                while True:
+                    event, body = await call.next()
+                    if event["ev"] == "result":
+                        done = True
+                        return
+                    yield body
+            finally:
+                if not done:
+                    self._channel.forget(call.number)
+                    self._channel.send({"op": "cancel", "id": 0, "target": call.number})
+
+        return int(message["size"]), pieces()
+
+    async def read_file(
+        self, path: str, *, user: str = "user", limit_bytes: int = _DEFAULT_READ_LIMIT
+    ) -> bytes:
+        """Return the content of a regular file.
+
+        Raises:
+            GuestError: As `open_read`.
+            SandboxLostError: The sandbox has ended.
+        """
+        _, pieces = await self.open_read(path, user=user, limit_bytes=limit_bytes)
+        return b"".join([piece async for piece in pieces])
+
+    async def write_file(
+        self,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        user: str = "user",
+        mode: int | None = None,
+    ) -> DirEntry:
+        """Write a regular file (its parents are made, its old content is replaced) and describe it.
+
+        Raises:
+            GuestError: `no_space`, `invalid_argument` (a directory or device), `permission_denied`. What was written
+                before the failure stays.
+            SandboxLostError: The sandbox has ended.
+        """
+        source = _pieces(data) if isinstance(data, bytes) else _resize(data)
+        call = None
+        try:
+            async for piece in source:
+                if call is None:
+                    call = self._channel.call(
+                        "write", piece, path=path, user=user, mode=mode, more=True
+                    )
+                else:
+                    self._channel.send({"op": "chunk", "id": call.number, "more": True}, piece)
+                await self._channel.drain()
+        finally:
+            if call is not None:
+                self._channel.send({"op": "chunk", "id": call.number, "more": False})
+        if call is None:
+            call = self._channel.call("write", path=path, user=user, mode=mode, more=False)
+        await call.result()
+        return await self.stat(path, user=user)
+
+    async def stat(self, path: str, *, user: str = "user") -> DirEntry:
+        """Describe a path; links are not followed.
+
+        Raises:
+            GuestError: `not_found`.
+            SandboxLostError: The sandbox has ended.
+        """
+        return DirEntry(**await self._channel.call("stat", path=path, user=user).result())
+
+    async def list_dir(self, path: str, *, user: str = "user", depth: int = 1) -> list[DirEntry]:
+        """List a directory, `depth` levels deep, in the order of names.
+
+        Raises:
+            GuestError: `not_found`, `invalid_argument` (not a directory).
+            SandboxLostError: The sandbox has ended.
+        """
+        call = self._channel.call("list", path=path, user=user, depth=depth)
+        entries: list[dict[str, Any]] = []
+        while True:
+            message, _ = await call.next()
+            if message["ev"] == "result":
+                entries += message["value"]["entries"]
+                return [DirEntry(**entry) for entry in entries]
+            entries += message["entries"]
+
+    async def make_dir(self, path: str, *, user: str = "user") -> DirEntry:
+        """Make a directory and its parents.
+
+        Raises:
+            GuestError: `already_exists`, `invalid_argument` (there is a file), `permission_denied`, `no_space`.
+            SandboxLostError: The sandbox has ended.
+        """
+        return DirEntry(**await self._channel.call("mkdir", path=path, user=user).result())
+
+    async def move(self, source: str, destination: str, *, user: str = "user") -> DirEntry:
+        """Rename a path.
+
+        Raises:
+            GuestError: `not_found`, `permission_denied`, `invalid_argument` (to another file system).
+            SandboxLostError: The sandbox has ended.
+        """
+        call = self._channel.call("move", path=source, destination=destination, user=user)
+        return DirEntry(**await call.result())
+
+    async def remove(self, path: str, *, user: str = "user") -> None:
+        """Remove a path with all below it; one that is not there is removed already.
+
+        Raises:
+            GuestError: `permission_denied`.
+            SandboxLostError: The sandbox has ended.
+        """
+        await self._channel.call("remove", path=path, user=user).result()
+
+    async def watch(self, path: str, *, user: str = "user", recursive: bool = False) -> Watch:
+        """Watch a directory for changes.
+
+        Raises:
+            GuestError: `not_found`, `invalid_argument` (not a directory), `resource_exhausted`.
+            SandboxLostError: The sandbox has ended.
+        """
+        call = self._channel.call("watch", path=path, user=user, recursive=recursive)
+        await call.next()
+        return Watch(self._channel, call)
+
+    # The whole
+
+    async def pause(self) -> None:
+        """Stop every process; file operations still work. Idempotent."""
+        await self._channel.call("pause").result()
+
+    async def resume(self) -> None:
+        """Let the processes go on. Idempotent."""
+        await self._channel.call("resume").result()
+
+    async def usage(self) -> Usage:
+        """Return what the sandbox uses now."""
+        return Usage(**await self._channel.call("usage").result())
+
+    async def snapshot(self, *, timeout_s: float = _DUMP_TIMEOUT_S) -> AsyncIterator[bytes]:
+        """Yield a tar stream of every writable file (no memory, no processes). Pause the sandbox first.
+
+        `Launcher.create(archive=...)` makes a sandbox from it.
+
+        Raises:
+            SandboxLostError: The sandbox ended, or it could not be read to the end in `timeout_s` seconds.
+        """
+        call = self._channel.call("dump", timeout_s=timeout_s)
+        while True:
+            message, body = await call.next()
+            if message["ev"] == "data":
+                yield body
+            else:
+                if message["exit_code"] != 0:
+                    raise SandboxLostError(f"the files could not be read: {message.get('reason')}")
+                return
+
+
+async def _feed(process: GuestProcess, data: bytes) -> None:
+    # The program may end, or close its input, before it has read everything.
+    with contextlib.suppress(SandboxLostError):
+        step = 1 << 16
+        for start in range(0, len(data), step):
+            delay = 0.005
+            while True:
+                try:
+                    await process.write_stdin(data[start : start + step])
+                except GuestError as error:
+                    if error.code != "resource_exhausted":
+                        return
+                    await asyncio.sleep(delay)
+                    delay = min(0.1, delay * 2)
+                else:
+                    break
+        with contextlib.suppress(GuestError):
+            await process.close_stdin()
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), MAX_BODY_BYTES):
+        yield data[start : start + MAX_BODY_BYTES]
+
+
+async def _resize(source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    async for data in source:
+        for start in range(0, len(data), MAX_BODY_BYTES):
+            yield data[start : start + MAX_BODY_BYTES]

@@ -1,0 +1,152 @@
+"""Plain data: what a sandbox is limited to, what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = [
+    "DirEntry",
+    "EndReason",
+    "ExecResult",
+    "IsolationInfo",
+    "IsolationMode",
+    "Limits",
+    "ProcessEnd",
+    "SandboxSpec",
+    "Usage",
+    "WatchEvent",
+]
+
+IsolationMode = Literal["auto", "bubblewrap", "process"]
+EndReason = Literal["timeout", "output", "memory", "processes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one sandbox may use.
+
+    Attributes:
+        memory_bytes: Private memory: a hard limit for each process (RLIMIT_DATA), and for the sum over all processes
+            by a cgroup where one is writable, else by a watch ten times a second that kills the largest process.
+        processes: Processes and threads at once.
+        disk_bytes: Files written, with isolation `bubblewrap` (a tmpfs, so it is memory of the host too).
+        shm_bytes: `/dev/shm` and System V shared memory.
+        file_bytes: The longest single file; `None` is `disk_bytes`.
+        open_files: Open file descriptors of each process.
+    """
+
+    memory_bytes: int = 1 << 30
+    processes: int = 128
+    disk_bytes: int = 1 << 29
+    shm_bytes: int = 64 << 20
+    file_bytes: int | None = None
+    open_files: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("memory_bytes", 32 << 20),
+            ("processes", 1),
+            ("disk_bytes", 1 << 20),
+            ("shm_bytes", 4096),
+            ("open_files", 16),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"Limits.{name}={value!r} is too small: give at least {least}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """What a new sandbox is like.
+
+    Attributes:
+        hostname: Its host name (isolation `bubblewrap`).
+        env: Added to the environment of every program; it starts with `PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`
+            and `LANG` and nothing of the host's.
+        network: Share the host's network. Off: a network of its own with nothing but loopback (isolation
+            `bubblewrap`; `process` cannot switch it off).
+        limits: What it may use.
+    """
+
+    hostname: str = "sandbox"
+    env: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    network: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationInfo:
+    """What isolation a launcher really gives.
+
+    Attributes:
+        mode: `bubblewrap` or `process`.
+        degraded: Why `auto` gave less than `bubblewrap`; empty otherwise.
+        sandbox_uid: The host's user id of the sandboxes' processes.
+        cgroup: `v1`, `v2`, or empty when no cgroup is writable.
+    """
+
+    mode: Literal["bubblewrap", "process"]
+    degraded: str = ""
+    sandbox_uid: int = 0
+    cgroup: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnd:
+    """How a program ended.
+
+    Attributes:
+        exit_code: Its exit code; -1 when a signal ended it.
+        signal: The signal, or `None`.
+        reason: The limit because of which it was killed, or `None`.
+    """
+
+    exit_code: int
+    signal: int | None = None
+    reason: EndReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """A finished program: how it ended and what it wrote."""
+
+    end: ProcessEnd
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirEntry:
+    """One file, directory, link or other thing in a sandbox."""
+
+    name: str
+    path: str
+    type: Literal["file", "dir", "symlink", "other"]
+    size: int
+    mode: int
+    permissions: str
+    owner: str
+    group: str
+    modified_ns: int
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchEvent:
+    """One change below a watched directory; `overflow` means that some were lost."""
+
+    kind: Literal["create", "write", "remove", "rename", "chmod", "overflow"]
+    name: str
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a sandbox uses now; the disk figures are those of its file system."""
+
+    processes: int
+    memory_bytes: int
+    disk_used_bytes: int
+    disk_total_bytes: int
