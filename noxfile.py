@@ -186,9 +186,13 @@ def _public_modules(wheel: Path) -> list[str]:
     found: list[str] = []
     with zipfile.ZipFile(wheel) as archive:
         for path in archive.namelist():
-            private = any(part.startswith("_") for part in Path(path).with_suffix("").parts[:-1])
+            private = any(p.startswith("_") for p in Path(path).with_suffix("").parts[:-1])
             stem = Path(path).stem
             if not path.endswith(".py") or private or (stem.startswith("_") and stem != "__init__"):
+                continue
+            if (
+                "/cli/" in path
+            ):  # the program, not an interface: it names what it lacks when it runs
                 continue
             module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             found += [f"{module}:{name}" for name in _all_of(archive.read(path).decode())]
@@ -216,7 +220,7 @@ for item in names:
     except ModuleNotFoundError as error:
         assert alone != "together", f"{item}: {error}"
         text = str(error)
-        assert "is not installed: run" in text or "requires" in text or "needs" in text, f"{item}: {text}"
+        assert " needs " in text, f"{item}: {text}"
         missing += 1
 print(f"{alone}: {done} public names import, {missing} name the distribution they need")
 assert done or not names

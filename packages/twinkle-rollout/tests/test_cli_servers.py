@@ -71,7 +71,8 @@ def test_a_server_that_ignores_sigterm_is_killed() -> None:
 def test_a_killed_parent_takes_its_server_along() -> None:
     code = (
         "import sys, signal; from twinkle_agentic.rollout.cli.servers import ServerProcess\n"
-        f"s = ServerProcess('x', lambda p: [sys.executable, '-m', {_ENDPOINT!r}, '--port', str(p)])\n"
+        f"c = [sys.executable, '-m', {_ENDPOINT!r}, '--port']\n"
+        "s = ServerProcess('x', lambda port: [*c, str(port)])\n"
         "s.__enter__(); s.wait_ready(30); print(s.pid, flush=True); signal.pause()"
     )
     with subprocess.Popen(

@@ -96,8 +96,8 @@ def doctor(console: Console, *, probes: Sequence[Probe]) -> int:
     shadow = _shadowing_package()
     if shadow:
         console.print(
-            f"[yellow]{shadow} makes twinkle_agentic an ordinary package (twinkle-kit does): "
-            "install our distributions after it, and as wheels, for editable ones are hidden by it.[/]",
+            f"[yellow]{shadow} closes the shared twinkle_agentic namespace (twinkle-kit does): "
+            "install our distributions after it, and as wheels, for it hides editable ones.[/]",
             soft_wrap=True,
         )
     if probes:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
-from twinkle_agentic.protocol.openai import OpenAI
-from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
 
 from twinkle_agentic.envs.base import Env
+from twinkle_agentic.protocol.openai import OpenAI
+from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
 from twinkle_agentic.rollout.cli.report import make_progress, print_summary, print_table, unscored

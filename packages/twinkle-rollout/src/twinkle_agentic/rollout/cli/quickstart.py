@@ -45,7 +45,6 @@ def quickstart(
         if find_spec(module) is None:
             raise RefusedError(f"quickstart needs {distribution}: run `pip install {distribution}`")
     from twinkle_agentic.protocol.openai import OpenAI
-
     from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
     from twinkle_agentic.rollout.cli.execution import execute
 

@@ -1,0 +1,47 @@
+"""Servers that several tests share: each a real process on a free port, one for the whole session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from twinkle_agentic.rollout.cli.servers import ServerProcess
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def coding_server() -> Iterator[ServerProcess]:
+    """The coding server, with room for many sessions."""
+    with ServerProcess(
+        "coding server",
+        lambda port: [sys.executable, "-m", "openenv_server", "--port", str(port)],
+        env={"MAX_CONCURRENT_ENVS": "256"},
+    ) as server:
+        server.wait_ready(90)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def scripted_endpoint() -> Iterator[ServerProcess]:
+    """A chat-completions endpoint with the scripted policy of the packaged coding tasks."""
+    module = "twinkle_agentic.rollout.cli.scripted_endpoint"
+    with ServerProcess(
+        "scripted endpoint", lambda port: [sys.executable, "-m", module, "--port", str(port)]
+    ) as server:
+        server.wait_ready(30)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sandbox_server() -> Iterator[ServerProcess]:
+    """The local sandbox server, without a key."""
+    with ServerProcess(
+        "sandbox server",
+        lambda port: [sys.executable, "-m", "sandbox_server", "--port", str(port)],
+    ) as server:
+        server.wait_ready(60)
+        yield server

@@ -1,0 +1,208 @@
+"""The command line as a user runs it: real processes, real servers, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinkle_agentic.rollout.cli.servers import ServerProcess, free_port
+
+pytestmark = pytest.mark.integration
+
+CLI = [sys.executable, "-m", "twinkle_agentic.rollout.cli"]
+
+
+def cli(*arguments: str, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CLI, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_quickstart_scores_all_tasks_and_leaves_nothing_running(tmp_path: Path) -> None:
+    done = cli("quickstart", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = rows(tmp_path / "runs/quickstart/trajectories.jsonl")
+    assert len(result) == 32
+    assert sum(row["reward"] for row in result) == 27
+    assert {row["stop_reason"] for row in result} == {"env_done", "stop", "max_turns"}
+    assert max(row["turns"] for row in result if row["stop_reason"] == "env_done") == 2
+    assert len(list((tmp_path / "runs/quickstart/traces").iterdir())) == 32
+    for url in re.findall(r"http://127\.0\.0\.1:(\d+)", done.stdout):
+        assert not listening(int(url))
+
+
+def test_quickstart_against_a_misbehaving_endpoint_accounts_for_every_trajectory(
+    tmp_path: Path,
+) -> None:
+    done = cli("quickstart", "--faults", cwd=tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    result = rows(tmp_path / "runs/quickstart/trajectories.jsonl")
+    assert len(result) == 32
+    for row in result:
+        failed = row["stop_reason"] in ("api_error", "env_error")
+        assert (row["reward"] is None) == failed
+        assert bool(row["error"]) or not failed
+    assert done.returncode == int(any(row["reward"] is None for row in result))
+
+
+def test_run_takes_the_users_tasks_and_environment(
+    tmp_path: Path, scripted_endpoint: ServerProcess
+) -> None:
+    (tmp_path / "my_env.py").write_text(
+        textwrap.dedent("""
+            from twinkle_agentic.envs.base import Env, StepResult
+
+            class Echo(Env):
+                def reset(self, trajectory=None):
+                    return StepResult(observation="ready")
+
+                def step(self, tool_name, arguments):
+                    return StepResult(observation=str(arguments), reward=0.5, done=True)
+
+                def tools(self):
+                    function = {"name": "submit_solution", "parameters": {"type": "object"}}
+                    return [{"type": "function", "function": function}]
+
+            def make(trajectory):
+                return Echo()
+        """)
+    )
+    prompt = "Write a Python function `add(a, b)` that adds."
+    (tmp_path / "tasks.jsonl").write_text(
+        json.dumps({"id": "one", "prompt": prompt, "user_data": {"answer": 42}}) + "\n"
+    )
+    done = cli(
+        *("run", "tasks.jsonl", "--env", "my_env:make", "--model", "scripted-policy"),
+        *("--model-url", f"{scripted_endpoint.url}/v1", "--out", "out"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = rows(tmp_path / "out/trajectories.jsonl")
+    assert (row["id"], row["reward"], row["stop_reason"]) == ("one", 0.5, "env_done")
+    assert row["user_data"] == {"answer": 42}
+    again = cli(
+        *("run", "tasks.jsonl", "--env", "my_env:make", "--model", "scripted-policy"),
+        *("--model-url", f"{scripted_endpoint.url}/v1", "--out", "out"),
+        cwd=tmp_path,
+    )
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+
+
+def test_run_against_the_coding_server_scores_by_the_tests(
+    tmp_path: Path, scripted_endpoint: ServerProcess, coding_server: ServerProcess
+) -> None:
+    prompt = "Write a Python function `add(a, b)` that adds."
+    good = {"id": "good", "prompt": prompt, "tests": "assert add(1, 2) == 3"}
+    bad = {"id": "bad", "prompt": prompt, "tests": "assert add(1, 2) == 4"}
+    (tmp_path / "tasks.jsonl").write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+    done = cli(
+        *("run", "tasks.jsonl", "--env", "coding_env", "--base-url", coding_server.url),
+        *("--model", "scripted-policy", "--model-url", f"{scripted_endpoint.url}/v1"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    result = {row["id"]: row for row in rows(tmp_path / "runs/latest/trajectories.jsonl")}
+    assert (result["good"]["reward"], result["bad"]["reward"]) == (1.0, 0.0)
+
+
+REFUSALS = [
+    (["absent.jsonl", "--env", "m:f"], "cannot read the tasks"),
+    (["bad.jsonl", "--env", "json:dumps"], "unknown column 'promt'"),
+    (["good.jsonl", "--env", "no_such_module:f"], "cannot import 'no_such_module'"),
+    (["good.jsonl", "--env", "json:nothing"], "no callable 'nothing'"),
+    (["good.jsonl", "--env", "json:JSONDecoder"], "is no Env"),
+    (["good.jsonl", "--env", "coding_env"], "needs --base-url"),
+    (["good.jsonl", "--env", "coding_env", "--base-url", "ftp://x"], "ftp://x"),
+    (["good.jsonl", "--env", "coding_env", "--base-url", "DEAD"], "needs the column 'tests'"),
+    (["tests.jsonl", "--env", "coding_env", "--base-url", "DEAD"], "OpenEnv server"),
+    (["good.jsonl", "--env", "json:dumps"], "model endpoint"),
+    (["good.jsonl", "--env", "json:dumps", "--concurrency", "0"], "concurrency"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSALS)
+def test_a_wrong_input_is_one_clear_line_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    (tmp_path / "good.jsonl").write_text('{"prompt": "x"}\n')
+    (tmp_path / "tests.jsonl").write_text('{"prompt": "x", "tests": "assert 1"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"promt": "x"}\n')
+    before = sorted(tmp_path.iterdir())
+    arguments = [dead if a == "DEAD" else a for a in arguments]
+    done = cli("run", *arguments, "--model", "m", "--model-url", f"{dead}/v1", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [p for p in sorted(tmp_path.iterdir()) if p.name != "__pycache__"] == before
+
+
+@pytest.mark.parametrize("command", ["quickstart", "run", "doctor"])
+def test_help_names_the_options(command: str, tmp_path: Path) -> None:
+    done = cli(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--" in done.stdout
+
+
+def test_ctrl_c_keeps_what_was_finished_and_stops_the_servers(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*CLI, "quickstart", "--concurrency", "1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        ports: list[int] = []
+        for line in process.stdout:
+            if ports := [int(p) for p in re.findall(r"http://127\.0\.0\.1:(\d+)", line)]:
+                break
+        part = tmp_path / "runs/quickstart/trajectories.jsonl.part"
+        wait_for_line(part)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert rows(part)
+    assert len(ports) == 2
+    assert not any(listening(port) for port in ports)
+
+
+def wait_for_line(path: Path, timeout_s: float = 60) -> None:
+    """Wait until a file has a whole line; the kernel has no event for a file that is not there yet."""
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text().endswith("\n"):
+            return
+        select.select([], [], [], 0.02)
+    raise AssertionError(f"nothing was written to {path}")
+
+
+def listening(port: int) -> bool:
+    import socket
+
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
