@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, cast
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn, Protocol, cast
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["ArgumentsError", "Validate", "compile_schema", "parse_arguments"]
-
-Validate = Callable[[dict[str, Any]], None]
-"""Raises `ArgumentsError` for arguments that do not fit the schema."""
 
 _MAX_REPORTED = 5  # schema violations named in one error; more only cost the model's context
 
@@ -18,77 +21,181 @@ class ArgumentsError(ValueError):
     """Arguments that are no JSON object, or do not fit the tool's schema."""
 
 
+class Validate(Protocol):
+    """Raises `ArgumentsError` for arguments that do not fit the schema."""
+
+    def __call__(self, arguments: dict[str, Any], /) -> None:
+        """Check one set of arguments."""
+
+
 def parse_arguments(raw: object) -> dict[str, Any]:
     """Turn the `arguments` of a tool call into a dict.
 
-    Two repairs are made, where the meaning is certain: nothing at all (`None`, blank text, `null`) is an
-    empty object, and a JSON string that holds an object is that object (some models encode twice).
+    Two repairs are made, where the meaning is certain: nothing at all (`None`, blank text, `null`)
+    is an empty object, and a JSON string that holds an object is that object (some models encode
+    twice).
 
     Args:
         raw: JSON text or an object.
 
     Returns:
-        The object; a new dict unless `raw` is one.
+        A new object: a tool may change it without changing the conversation.
 
     Raises:
         ArgumentsError: It is no JSON, holds NaN or an infinity, or is not an object.
     """
     value = raw
-    for _ in range(2):
-        if not isinstance(value, str):
-            break
-        if not value.strip():
+    try:
+        for _ in range(2):
+            if not isinstance(value, str):
+                break
+            if not value.strip():
+                return {}
+            value = json.loads(value, parse_constant=_refuse_constant, parse_float=_finite)
+        if value is None:
             return {}
-        try:
-            value = json.loads(value, parse_constant=_refuse_constant)
-        except RecursionError:
-            raise ArgumentsError("invalid JSON in arguments: nested too deeply") from None
-        except ValueError as error:
-            raise ArgumentsError(f"invalid JSON in arguments: {error}") from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ArgumentsError(f"arguments must be a JSON object, found {type(value).__name__}")
-    return cast("dict[str, Any]", value)
+        if not isinstance(value, Mapping):
+            raise ArgumentsError(f"arguments must be a JSON object, found {type(value).__name__}")
+        found = cast("dict[str, Any]", value)
+        return _copied(found) if value is raw else found
+    except RecursionError:
+        raise ArgumentsError("invalid JSON in arguments: nested too deeply") from None
+    except ArgumentsError:
+        raise
+    except ValueError as error:
+        raise ArgumentsError(f"invalid JSON in arguments: {error}") from None
 
 
-def compile_schema(schema: Mapping[str, Any], *, tool_name: str) -> Validate:
+def compile_schema(schema: object, *, tool_name: str) -> Validate:
     """Compile the JSON Schema of a tool's parameters into a check.
 
     Args:
-        schema: JSON Schema (draft 2020-12 unless `$schema` says otherwise). Keywords it does not know are ignored.
+        schema: JSON Schema (draft 2020-12 unless `$schema` names another). Keywords it does not
+            know are ignored, and so, with a warning in the log, is a `pattern` that Python cannot
+            compile. References must lead to something inside the schema: nothing is ever fetched.
         tool_name: For the messages.
+
+    Returns:
+        The check; it pickles.
 
     Raises:
         ValueError: The schema itself is invalid.
     """
     # jsonschema takes 60 ms to import; a process that only defines environments never needs it.
-    from jsonschema import Draft202012Validator, SchemaError
-    from jsonschema.validators import validator_for
+    from jsonschema import Draft202012Validator, SchemaError, validators
+    from referencing.jsonschema import EMPTY_REGISTRY
 
-    cls = validator_for(schema, default=Draft202012Validator)
+    problem = f"the parameters of tool {tool_name!r} are no valid JSON Schema"
+    if not isinstance(schema, (Mapping, bool)):
+        raise ValueError(f"{problem}: found {schema!r}")
+    own: Any = (
+        schema
+        if isinstance(schema, bool)
+        else copy.deepcopy(dict(cast("Mapping[str, Any]", schema)))
+    )
+    factory: Any = validators
+    cls: Any = factory.validator_for(own, default=Draft202012Validator)
     try:
-        cls.check_schema(schema)
+        cls.check_schema(own, format_checker=None)
     except SchemaError as error:
-        raise ValueError(
-            f"the parameters of tool {tool_name!r} are no valid JSON Schema: {error.message} "
-            f"(at {error.json_path})"
-        ) from error
-    validator = cls(schema)
+        raise ValueError(f"{problem}: {error.message} (at {error.json_path})") from error
+    cls = factory.extend(cls, {"pattern": _pattern_check(cls, tool_name)})
+    try:
+        _resolve_references(own, cls)
+    except Exception as error:  # referencing has many, all of the kind "leads nowhere"
+        raise ValueError(f"{problem}: a $ref leads nowhere: {error}") from error
+    return _SchemaCheck(own, tool_name, cls(own, registry=EMPTY_REGISTRY))
 
-    def validate(arguments: dict[str, Any]) -> None:
+
+class _SchemaCheck:
+    """A compiled schema."""
+
+    def __init__(self, schema: Any, tool_name: str, validator: Any) -> None:
+        self._schema = schema
+        self._tool_name = tool_name
+        self._errors = validator.iter_errors
+
+    def __call__(self, arguments: dict[str, Any], /) -> None:
         try:
-            errors = list(validator.iter_errors(arguments))
+            errors = list(self._errors(arguments))
         except RecursionError:
             raise ArgumentsError("arguments are nested too deeply") from None
         if errors:
-            reported = [
-                f"{error.json_path.removeprefix('$').removeprefix('.') or 'arguments'}: {error.message[:300]}"
-                for error in errors[:_MAX_REPORTED]
-            ]
-            raise ArgumentsError("; ".join(reported))
+            raise ArgumentsError("; ".join(_reported(errors[:_MAX_REPORTED])))
 
-    return validate
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _recompile, (self._schema, self._tool_name)
+
+
+def _recompile(schema: Any, tool_name: str) -> Validate:
+    return compile_schema(schema, tool_name=tool_name)
+
+
+def _reported(errors: list[Any]) -> Iterator[str]:
+    for error in errors:
+        where = error.json_path.removeprefix("$").removeprefix(".") or "arguments"
+        yield f"{where[:100]}: {error.message[:300]}"
+
+
+def _resolve_references(schema: Any, cls: Any) -> None:
+    """Look up every `$ref` once, so that a broken one shows at registration."""
+    from referencing import Resource
+    from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY, specification_with
+
+    dialect = specification_with(cls.META_SCHEMA.get("$schema", ""), default=DRAFT202012)
+    root = Resource(contents=schema, specification=dialect)
+    resolver: Any = EMPTY_REGISTRY.with_resource(root.id() or "", root).resolver_with_root(root)
+    seen: list[tuple[Any, Any]] = [(resolver, root)]
+    while seen:
+        resolver, resource = seen.pop()
+        contents = resource.contents
+        if isinstance(contents, dict) and "$ref" in contents:
+            resolver.lookup(contents["$ref"])
+        for inner in resource.subresources():
+            seen.append((resolver.in_subresource(inner), inner))  # noqa: PERF401
+
+
+def _pattern_check(cls: Any, tool_name: str) -> Any:
+    """Make the check of `pattern`, which lets pass what Python cannot compile."""
+    original = cls.VALIDATORS.get("pattern")
+    unusable: set[str] = set()
+
+    def check(validator: Any, pattern: str, instance: object, schema: Any) -> Iterable[Any]:
+        if not isinstance(instance, str) or pattern in unusable:
+            return ()
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            unusable.add(pattern)
+            logger.warning("tool %s: pattern %r is not checked: %s", tool_name, pattern, error)
+            return ()
+        return original(validator, pattern, instance, schema)
+
+    return check
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_checked_name(name): _copied(item) for name, item in items}
+    if isinstance(value, (list, tuple)):
+        return [_copied(item) for item in cast("Iterable[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse_constant(str(value))
+    return value
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"names must be text, found {name!r}")
+    return name
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:50]} is too large for a number")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

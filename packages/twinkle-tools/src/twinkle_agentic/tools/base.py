@@ -29,7 +29,8 @@ class Tool(ABC):
 
         Args:
             tool_name: The name the model used; it matters to objects that serve several names.
-            arguments: Checked against the schema of `tool_info` when the call comes from a `ToolManager`.
+            arguments: Checked against the schema of `tool_info` when the call comes from a
+                `ToolManager`.
 
         Returns:
             The text for the model. Any other value is rendered by the manager (`to_text`).
@@ -46,7 +47,7 @@ class Tool(ABC):
         """Run one call without blocking the event loop; by default `__call__` in a thread."""
         return await run_blocking(self, tool_name, arguments)
 
-    def abandon(self, reason: str) -> None:
+    def abandon(self, reason: str) -> None:  # noqa: B027  # an event nobody must listen to
         """Learn that the caller stopped waiting for a running call (its timeout, a cancellation).
 
         A tool with state behind it takes note here that the state is unknown. By default nothing.

@@ -1,7 +1,8 @@
 """Blocking calls beside an event loop: daemon threads, reused, and given up when they hang.
 
-`concurrent.futures.ThreadPoolExecutor` joins its threads at interpreter exit and lets one call that
-never returns take a thread for good. Tools and environments are other people's code, so both happen.
+`concurrent.futures.ThreadPoolExecutor` joins its threads at interpreter exit and lets one call
+that never returns take a thread for good. Tools and environments are other people's code, so both
+happen.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ _IDLE_EXIT_S = 30.0  # an idle thread ends by itself after this long
 class BlockingCallError(RuntimeError):
     """A blocking call raised what would end or confuse an event loop; `__cause__` holds it.
 
-    That is whatever is no `Exception` (`SystemExit`, `KeyboardInterrupt`, panics of native extensions),
-    `StopIteration`, and the `CancelledError` of a future that the awaiting task has nothing to do with.
+    That is whatever is no `Exception` (`SystemExit`, `KeyboardInterrupt`, panics of native
+    extensions), `StopIteration`, and the `CancelledError` of a future that the awaiting task has
+    nothing to do with.
     """
 
 
@@ -65,8 +67,8 @@ class ThreadPool:
     def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Start a call, or queue it, and return its future.
 
-        The call sees a copy of the caller's context variables. Cancelling the future works until the
-        call has started.
+        The call sees a copy of the caller's context variables. Cancelling the future works until
+        the call has started.
 
         Raises:
             RuntimeError: The system gives no further thread.
@@ -101,7 +103,10 @@ class ThreadPool:
             raise
 
     def abandon(self, future: Future[Any]) -> None:
-        """Stop waiting for a call of this pool: drop it where it is queued, free its place where it runs."""
+        """Stop waiting for a call of this pool.
+
+        A queued one is dropped, the place of a running one is free at once.
+        """
         if future.cancel() or not isinstance(future, _Call):
             return
         with self._lock:
@@ -274,7 +279,7 @@ def current_pool() -> ThreadPool:
 
 
 def use_pool(pool: ThreadPool) -> contextvars.Token[ThreadPool | None]:
-    """Make `pool` the one that `run_blocking` takes in the current context (a task and its children)."""
+    """Make `run_blocking` take `pool` in the current context (a task and its children)."""
     return _current.set(pool)
 
 

@@ -1,14 +1,14 @@
 """The shapes that travel between a model, its tools and its environments.
 
-They are the chat-completions shapes as `TypedDict`s: plain dicts at run time, so trajectories made by
-another framework fit without conversion.
+They are the chat-completions shapes as `TypedDict`s: plain dicts at run time, so trajectories made
+by another framework fit without conversion.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NoReturn, TypedDict, cast
 
 __all__ = [
     "FunctionCall",
@@ -79,27 +79,31 @@ def user_data_dict(trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the task data of a trajectory as a dict.
 
     Args:
-        trajectory: Any mapping. `user_data` may be a dict or a list of `(key, value)` pairs whose
-            values are JSON text; text that is no JSON is kept as it is.
+        trajectory: Any mapping. `user_data` may be a dict or a list (or array) of `(key, value)`
+            pairs whose values are JSON text; text that is no JSON is kept as it is.
 
     Returns:
         A new dict; empty when there is no `user_data`. Of a key that occurs twice the first wins.
 
     Raises:
-        ValueError: `user_data` is neither of the two forms.
+        ValueError: `trajectory` is no mapping, or `user_data` is neither of the two forms.
     """
-    data: object = (trajectory or {}).get("user_data")
+    if trajectory is None:
+        return {}
+    if not isinstance(cast("object", trajectory), Mapping):
+        raise ValueError(f"a trajectory must be a mapping, found {trajectory!r}")
+    data: object = trajectory.get("user_data")
     if data is None:
         return {}
     if isinstance(data, Mapping):
         return dict(cast("Mapping[str, Any]", data))
+    entries = _items(data)
+    if entries is None:
+        raise ValueError(_pair_message(data))
     found: dict[str, Any] = {}
-    entries = cast("Iterable[object]", data) if isinstance(data, (list, tuple)) else [data]
     for entry in entries:
-        if not isinstance(entry, (list, tuple)):
-            raise ValueError(_pair_message(entry))
-        pair = cast("list[Any]", list(cast("Iterable[Any]", entry)))
-        if len(pair) != 2 or not isinstance(pair[0], str):
+        pair = _items(entry)
+        if pair is None or len(pair) != 2 or not isinstance(pair[0], str):
             raise ValueError(_pair_message(entry))
         found.setdefault(pair[0], _decoded(pair[1]))
     return found
@@ -110,16 +114,30 @@ def user_data_get(trajectory: Mapping[str, Any] | None, key: str, default: Any =
     return user_data_dict(trajectory).get(key, default)
 
 
+def _items(value: object) -> list[Any] | None:
+    """Return the items of a list, a tuple, or an array of a column store; else `None`."""
+    if isinstance(value, (list, tuple)):
+        return list(cast("Iterable[Any]", value))
+    convert = getattr(value, "tolist", None)
+    found = convert() if callable(convert) else None
+    return cast("list[Any]", found) if isinstance(found, list) else None
+
+
 def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except ValueError:
+        return json.loads(value, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _pair_message(entry: object) -> str:
     return (
-        f"user_data must be a dict or a list of (key, json text) pairs, found the entry {entry!r}"
+        "user_data must be a dict or a list of (key, json text) pairs, "
+        f"found the entry {repr(entry)[:200]}"
     )
