@@ -1,0 +1,129 @@
+"""The variables of one session, as the stock interpreter uses them.
+
+The interpreter (`smolagents.local_python_executor`) keeps variables, printed text and its operation
+counter in one dictionary, copies that for every function call, guesses a variable with a similar
+name where one is missing, and counts `n += 1` on a missing `n` from zero. This dictionary puts
+limits behind the first three and, when told to, ends the guessing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from openenv_server.output import BoundedText
+
+__all__ = ["Names", "Printed", "StepTimeoutError"]
+
+_PRINTED = "_print_outputs"
+_COUNTER = "_operations_count"
+
+
+class StepTimeoutError(BaseException):
+    """The step ran out of time. No `except` in the code catches it."""
+
+
+class Printed:
+    """Printed text of the current step, in the place of the interpreter's own container."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._text = BoundedText(limit)
+
+    def clear(self) -> None:
+        """Start empty again."""
+        self._text = BoundedText(self._limit)
+
+    def __iadd__(self, text: object) -> Printed:
+        self._text.add(str(text))
+        return self
+
+    def __str__(self) -> str:
+        return self._text.text()
+
+    def __len__(self) -> int:
+        return len(str(self))
+
+    @property
+    def value(self) -> str:
+        """The text; the interpreter assigns its own truncation of it, which is dropped."""
+        return str(self)
+
+    @value.setter
+    def value(self, _: str) -> None:
+        return None
+
+
+class _Budget(dict[str, int]):
+    """The operation counter: read before every operation, so the place to look at the clock."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__(counter=0)
+        self.deadline = float("inf")
+        self._counts = counts
+
+    def __getitem__(self, key: str) -> int:
+        if time.monotonic() > self.deadline:
+            raise StepTimeoutError
+        return super().__getitem__(key) if self._counts else 0
+
+
+class Names(dict[str, Any]):
+    """Variables of one session.
+
+    Copies share the printed text and the clock: a function that was defined in an earlier step
+    keeps a copy from that step, and prints into this one.
+
+    Args:
+        max_output_chars: Limit of the printed text of a step.
+        guess: Leave the interpreter its guessing and its own operation limit.
+    """
+
+    def __init__(self, *, max_output_chars: int, guess: bool) -> None:
+        super().__init__(__name__="__main__")
+        self._guess = guess
+        self._printed = Printed(max_output_chars)
+        self._budget = _Budget(counts=guess)
+        super().__setitem__(_PRINTED, self._printed)
+        super().__setitem__(_COUNTER, self._budget)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        # The interpreter sets both anew at the start of a step; ours stay.
+        if name not in (_PRINTED, _COUNTER):
+            super().__setitem__(name, value)
+
+    def copy(self) -> Names:
+        """Copy for a function call."""
+        twin = Names.__new__(Names)
+        super(Names, twin).update(self)
+        twin._guess, twin._printed, twin._budget = self._guess, self._printed, self._budget
+        return twin
+
+    def keys(self) -> Any:
+        """Give the names; none when guessing is off: this is where it looks for similar ones."""
+        return super().keys() if self._guess else dict[str, Any]().keys()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Look a name up.
+
+        Raises:
+            NameError: It is missing and guessing is off: asked by `name += ...`, with default 0.
+        """
+        if not self._guess and name not in self:
+            raise NameError(f"name {name!r} is not defined")
+        return super().get(name, default)
+
+    def start_step(self, timeout_s: float) -> None:
+        """Empty the printed text and set the clock."""
+        self._printed.clear()
+        self._budget.deadline = time.monotonic() + timeout_s
+        self._budget["counter"] = 0
+
+    def end_step(self) -> None:
+        """Stop the clock."""
+        self._budget.deadline = float("inf")
+
+    @property
+    def printed(self) -> Printed:
+        """What the current step has printed."""
+        return self._printed
