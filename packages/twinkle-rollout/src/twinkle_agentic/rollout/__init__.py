@@ -1,1 +1,42 @@
-"""."""
+"""Multi-turn rollouts: from a model and environments to scored trajectories.
+
+The names below are imported on first use, so importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twinkle_agentic.protocol.retry import RetryPolicy
+    from twinkle_agentic.protocol.sampling import SamplingParams
+    from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
+    from twinkle_agentic.rollout.base import Rollout
+    from twinkle_agentic.rollout.multi_turn import MultiTurnRollout
+    from twinkle_agentic.rollout.types import StopReason
+
+__all__ = [
+    "APIMultiTurnRollout",
+    "MultiTurnRollout",
+    "RetryPolicy",
+    "Rollout",
+    "SamplingParams",
+    "StopReason",
+]
+
+_MODULES = {
+    "APIMultiTurnRollout": "twinkle_agentic.rollout.api_multi_turn",
+    "MultiTurnRollout": "twinkle_agentic.rollout.multi_turn",
+    "RetryPolicy": "twinkle_agentic.protocol.retry",
+    "Rollout": "twinkle_agentic.rollout.base",
+    "SamplingParams": "twinkle_agentic.protocol.sampling",
+    "StopReason": "twinkle_agentic.rollout.types",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value

@@ -1,0 +1,347 @@
+"""Multi-turn rollout over a chat-completions endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic.protocol.sampling import SamplingParams
+from twinkle_agentic.rollout.asking import Ask
+from twinkle_agentic.rollout.base import Rollout
+from twinkle_agentic.rollout.checks import check_trajectories, descriptor_limit, resolve_managers
+from twinkle_agentic.rollout.episode import Episode, Plan
+from twinkle_agentic.rollout.trace import TraceWriter
+from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
+from twinkle_agentic.tools.threads import ThreadPool, use_pool
+from twinkle_agentic.tools.types import Trajectory
+
+__all__ = ["APIMultiTurnRollout"]
+
+logger = logging.getLogger(__name__)
+
+_OVERRIDES = (
+    "sampling_params",
+    "tool_manager",
+    "env_factory",
+    "extra_body",
+    "global_step",
+    "on_done",
+)
+
+
+class APIMultiTurnRollout(Rollout):
+    """Drives many conversations between a model, its tools and environments at once.
+
+    Per trajectory: ask the model, run the tool calls of its message in order, append one tool message per call, ask
+    again, until the model calls nothing, the environment is done, or a limit ends it. An asyncio engine behind a
+    synchronous call; `arun` is the async twin. One trajectory's failure never touches another, and an infrastructure
+    failure has no reward.
+
+    Either `env_factory` makes an env for each trajectory (made, reset, scored where it overrides `evaluate`, closed on
+    every path, interruption included), or `tool_manager` brings tools, whose envs the caller resets, scores and closes.
+
+    Each output is the input with these keys added:
+
+    - `messages`: the whole conversation, always one that can be continued: unique call ids, arguments that are JSON
+      objects, every call answered. `tools`: what the model was offered.
+    - `stop_reason`: a `StopReason` value. `truncated`: it did not end by itself (`stop`, `env_done`). `turns`: model messages.
+    - `reward`: the step rewards of the env together with `eval_reward`; `None` after `api_error` or `env_error`, where no turn
+      was completed, and where there is no env. `step_rewards`: one per step. `eval_reward`: what `evaluate` gave.
+      `reward_missing_steps`, `failed_steps`: steps (by position) that count 0 because the env gave no reward or the
+      step failed. The reward of `reset` is not counted.
+    - `error`, `error_kind`, `retryable`: why it ended early, with the provider's words; `None`, `None`, `False` otherwise.
+      A call the server left as text is a `stop` with `error_kind` `unparsed_tool_call`.
+    - `tool_errors`: failed calls by kind. `unparsed_tool_calls`: messages with a call left as text.
+    - `timing`: seconds for `queued`, `reset`, `model`, `tools`, `evaluate`, `close`, `total` (without `queued`).
+    - `usage`: the server's token counts summed over the turns; `None` where it sent none.
+    - `token_turns`: where log probabilities or `return_token_ids` were asked for: per turn `prompt_token_ids`, `token_ids`,
+      `logprobs`, and `problem`, which is not `None` where a trainer must not use the turn.
+    - `close_error`, `trace_error`: only where closing the env or writing the trace failed. `trace_path`: the trace.
+
+    Args:
+        api: `OpenAI`, or any object of the `API` interface; a blocking one runs in threads.
+        tool_manager: One for all trajectories, or a list, one per trajectory. A manager whose tools act on one env
+            serves one trajectory only. `ToolManager()` is a chat without tools.
+        sampling_params: Of each turn; `num_samples` must be 1.
+        max_turns: Model messages per trajectory (>= 1). Calls of the last one are executed where an env stands behind the
+            tools (a step may earn a reward), and else answered as not executed.
+        concurrency: Trajectories in flight at once, `None` for all. The default suits one server node; an
+            environment server with fewer sessions needs less. Fewer where the open-file limit is low.
+        extra_body: Merged into each request.
+        trace_dir: Folder for one JSON file per trajectory, written when it ends.
+        trace_callback: Says of a finished trajectory whether to write its trace.
+        success_callback: Says whether it is a success, for the name of the file.
+        env_factory: `trajectory -> env`, plain (run in a thread) or a coroutine function; excludes `tool_manager`.
+        reset_observation: Where a non-empty observation of `reset` goes: `append` to the last user message (a message of
+            its own where the last is none), `message` for a user message of its own, `ignore`.
+        deadline_s: Limit of one trajectory, from making its env to the last tool result; `None` for none. What was
+            earned is kept. Scoring and closing follow, within limits of their own.
+        max_trajectory_tokens: Ends a trajectory (`length`) whose prompt and replies reach this many tokens by the server's
+            count.
+        request_timeout_s: Limit of one request with all its retries; by default the client's own (600 s).
+        tool_timeout_s: Limit of one tool call (a tool's own limit goes first). After the step of an env the episode is lost.
+        reset_timeout_s: Limit of making and resetting the env.
+        evaluate_timeout_s: Limit of scoring.
+        close_timeout_s: Limit of closing the env.
+        max_threads: Threads for blocking tools and envs; further calls queue.
+        run_last_calls: Overrides which calls of the last turn are executed: all or none.
+        on_done: Called with each finished trajectory as it ends, in the event loop: a short function, or a coroutine function.
+            What it raises is logged.
+
+    Raises:
+        ValueError: A limit is out of range, `num_samples` is not 1, or not exactly one of `tool_manager` and `env_factory`.
+
+    Example:
+        >>> rollout = APIMultiTurnRollout(api, env_factory=lambda trajectory: MyEnv())  # doctest: +SKIP
+        >>> rollout([{"messages": [{"role": "user", "content": "Play."}]}])[0]["reward"]  # doctest: +SKIP
+        1.0
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        tool_manager: Any = None,
+        sampling_params: Any = None,
+        max_turns: int = 6,
+        concurrency: int | None = 512,
+        extra_body: Mapping[str, Any] | None = None,
+        trace_dir: str | os.PathLike[str] | None = None,
+        trace_callback: Callable[[dict[str, Any]], bool] | None = None,
+        success_callback: Callable[[dict[str, Any]], bool] | None = None,
+        *,
+        env_factory: EnvFactory | None = None,
+        reset_observation: ResetObservation = "append",
+        deadline_s: float | None = None,
+        max_trajectory_tokens: int | None = None,
+        request_timeout_s: float | None = None,
+        tool_timeout_s: float | None = 600.0,
+        reset_timeout_s: float | None = 600.0,
+        evaluate_timeout_s: float | None = 600.0,
+        close_timeout_s: float = 30.0,
+        max_threads: int = 256,
+        run_last_calls: bool | None = None,
+        on_done: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> None:
+        if api is None or not (callable(api) or hasattr(api, "acomplete")):
+            raise ValueError(f"api must be an OpenAI client or an API object, found {api!r}")
+        if tool_manager is None and env_factory is None:
+            raise ValueError(
+                "neither tool_manager nor env_factory is given: pass one, or ToolManager() for a chat "
+                "without tools"
+            )
+        _exclusive(tool_manager, env_factory)
+        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
+            raise ValueError(
+                f"concurrency must be at least 1, or None for all; found {concurrency!r}"
+            )
+        if reset_observation not in ("append", "message", "ignore"):
+            raise ValueError(
+                f"reset_observation must be 'append', 'message' or 'ignore', found {reset_observation!r}"
+            )
+        self.api = api
+        self.tool_manager = tool_manager
+        self.env_factory = env_factory
+        self.sampling_params = _one_sample(sampling_params or SamplingParams())
+        self.limits = Limits(
+            max_turns=max_turns,
+            max_trajectory_tokens=max_trajectory_tokens,
+            deadline_s=deadline_s,
+            request_timeout_s=request_timeout_s,
+            tool_timeout_s=tool_timeout_s,
+            reset_timeout_s=reset_timeout_s,
+            evaluate_timeout_s=evaluate_timeout_s,
+            close_timeout_s=close_timeout_s,
+        )
+        self.concurrency = concurrency
+        self.extra_body = _checked_body(extra_body)
+        self.reset_observation: ResetObservation = reset_observation
+        self.run_last_calls = run_last_calls
+        self.on_done = on_done
+        self.trace_dir = trace_dir
+        self._traces = (
+            TraceWriter(trace_dir, trace_callback=trace_callback, success_callback=success_callback)
+            if trace_dir
+            else None
+        )
+        self._threads = ThreadPool(max_threads)
+        self._api_threads = ThreadPool(max(max_threads, concurrency or 4096))
+        self._close_threads = ThreadPool(max_threads)
+        self._trace_threads = ThreadPool(4)
+
+    @property
+    def max_turns(self) -> int:
+        """Model messages per trajectory."""
+        return self.limits.max_turns
+
+    def __call__(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[Trajectory]:
+        """Roll out every trajectory and wait; as `arun`.
+
+        Works in any thread, also in one that runs an event loop (a notebook). Ctrl-C ends all trajectories, closes their
+        envs, and is raised.
+
+        Raises:
+            RuntimeError: Called on the background loop of the adapters; await `arun` there.
+        """
+        loop = background_loop()
+        try:
+            inside = asyncio.get_running_loop() is loop
+        except RuntimeError:
+            inside = False
+        if inside:
+            raise RuntimeError("the rollout was called on the background loop: await arun instead")
+        ended = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(
+            _announced(self.arun(trajectories, **kwargs), ended), loop
+        )
+        try:
+            return future.result()
+        except BaseException:
+            if future.cancel():  # interrupted while waiting: the envs are closed first
+                ended.wait(self.limits.close_timeout_s + 10.0)
+            raise
+
+    async def arun(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[Trajectory]:
+        """Roll out every trajectory on the running event loop.
+
+        Args:
+            trajectories: Prompts, or trajectories to continue; not changed. `tools` in one overrides the manager's
+                definitions. `user_data` reaches the env's `reset`.
+            **kwargs: For this call only: `sampling_params`, `tool_manager`, `env_factory`, `extra_body` (added to the
+                rollout's), `global_step` (for the names of traces), `on_done`.
+
+        Returns:
+            One trajectory per input, in the same order.
+
+        Raises:
+            TypeError: `trajectories` is a single one, one of them is no mapping, or an override is not known.
+            ValueError: A manager list does not fit, or one env would serve several trajectories.
+            asyncio.CancelledError: The caller was cancelled; all envs are closed by then.
+        """
+        unknown = sorted(set(kwargs) - set(_OVERRIDES))
+        if unknown:
+            raise TypeError(f"unknown overrides {unknown}: a call takes {', '.join(_OVERRIDES)}")
+        given = check_trajectories(trajectories)
+        manager, factory = self.tool_manager, self.env_factory
+        if kwargs.get("tool_manager") is not None or kwargs.get("env_factory") is not None:
+            manager, factory = kwargs.get("tool_manager"), kwargs.get("env_factory")
+            _exclusive(manager, factory)
+        managers = resolve_managers(manager, len(given)) if factory is None else None
+        if not given:
+            return []
+        extra_body = {**self.extra_body, **_checked_body(kwargs.get("extra_body"))}
+        params = _one_sample(kwargs.get("sampling_params") or self.sampling_params)
+        plan = Plan(
+            ask=Ask(
+                self.api,
+                params,
+                extra_body,
+                request_timeout_s=self.limits.request_timeout_s,
+                pool=self._api_threads,
+            ),
+            limits=self.limits,
+            env_factory=factory,
+            reset_observation=self.reset_observation,
+            run_last_calls=self.run_last_calls,
+            close_pool=self._close_threads,
+        )
+        places = asyncio.Semaphore(
+            descriptor_limit(min(self.concurrency or len(given), len(given)))
+        )
+        on_done = kwargs.get("on_done") or self.on_done
+        step: Any = kwargs.get("global_step")
+        queued = time.monotonic()
+
+        async def one(position: int) -> dict[str, Any]:
+            use_pool(self._threads)
+            async with places:
+                waited = time.monotonic() - queued
+                tools = None if managers is None else managers[position]
+                episode = Episode(plan, given[position], tools)
+                try:
+                    out = await episode.run()
+                except Exception as error:
+                    # A fault of ours must cost one trajectory, not the batch.
+                    logger.exception("trajectory %d ended by an unexpected error", position)
+                    out = episode.lost(error)
+            out["timing"] = {"queued": waited, **out["timing"]}
+            if self._traces is not None:
+                path, problem = await self._trace_threads.run(
+                    self._traces.write,
+                    out,
+                    position=position,
+                    global_step=step,
+                    raw_replies=episode.raw_replies,
+                )
+                out["trace_path"] = path
+                if problem is not None:
+                    out["trace_error"] = problem
+            if on_done is not None:
+                await _tell(on_done, out)
+            return out
+
+        async with plan.ask.lease():
+            tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
+            return cast("list[Trajectory]", await _all(tasks))
+
+
+async def _all(tasks: list[asyncio.Task[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Wait for all; when cancelled, cancel all and wait until they have cleaned up."""
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+    return [task.result() for task in tasks]
+
+
+async def _announced(work: Any, ended: threading.Event) -> Any:
+    try:
+        return await work
+    finally:
+        ended.set()
+
+
+async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -> None:
+    try:
+        answer = on_done(out)
+        if inspect.isawaitable(answer):
+            await answer
+    except (Exception, SystemExit):
+        logger.exception("on_done failed")
+
+
+def _exclusive(tool_manager: Any, env_factory: Any) -> None:
+    if tool_manager is not None and env_factory is not None:
+        raise ValueError("tool_manager and env_factory exclude each other: pass one of them")
+    if env_factory is not None and not callable(env_factory):
+        raise ValueError(f"env_factory must be callable with a trajectory, found {env_factory!r}")
+
+
+def _one_sample(params: Any) -> Any:
+    if isinstance(params, Mapping):
+        params = SamplingParams(**cast("dict[str, Any]", params))
+    if getattr(params, "num_samples", 1) != 1:
+        raise ValueError(
+            f"a rollout takes num_samples=1, found {params.num_samples}: repeat the trajectory for a group"
+        )
+    return params
+
+
+def _checked_body(extra_body: Mapping[str, Any] | None) -> dict[str, Any]:
+    body = dict(extra_body or {})
+    if body.get("stream"):
+        raise ValueError("extra_body asks for stream=True: the rollout reads whole replies")
+    if body.get("n", 1) != 1:
+        raise ValueError(
+            f"extra_body asks for n={body['n']!r}: the rollout takes one reply per turn"
+        )
+    return body

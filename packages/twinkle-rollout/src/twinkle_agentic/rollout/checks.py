@@ -1,0 +1,97 @@
+"""What is refused before a rollout starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from twinkle_agentic.rollout.tool_turn import env_tools
+
+__all__ = ["check_trajectories", "descriptor_limit", "resolve_managers"]
+
+logger = logging.getLogger(__name__)
+
+
+def check_trajectories(trajectories: Any) -> list[Mapping[str, Any]]:
+    """Return the trajectories as a list.
+
+    Raises:
+        TypeError: Not a sequence of mappings with a list of messages.
+    """
+    if isinstance(trajectories, (Mapping, str, bytes)):
+        raise TypeError(
+            f"trajectories must be a list, found {type(trajectories).__name__}: wrap a single one as [trajectory]"
+        )
+    given = list(cast("Sequence[Any]", trajectories))
+    for position, trajectory in enumerate(given):
+        if not isinstance(trajectory, Mapping):
+            raise TypeError(f"trajectory {position} must be a dict, found {trajectory!r}")
+        messages: Any = cast("Mapping[str, Any]", trajectory).get("messages")
+        if messages is not None and not isinstance(messages, (list, tuple)):
+            raise TypeError(
+                f"'messages' of trajectory {position} must be a list, found {type(messages).__name__}"
+            )
+        for message in cast("Sequence[Any]", messages or ()):
+            if not isinstance(message, Mapping):
+                raise TypeError(
+                    f"a message of trajectory {position} must be a dict, found {message!r}"
+                )
+    return given
+
+
+def resolve_managers(manager: Any, count: int) -> list[Any]:
+    """Give each trajectory its tool manager.
+
+    Args:
+        manager: One for all, or a list of `count`.
+        count: Number of trajectories.
+
+    Raises:
+        ValueError: None given, a list of another length, or one env behind the tools of several trajectories.
+    """
+    if manager is None:
+        raise ValueError("tool_manager is missing: pass it to the rollout or to the call")
+    if isinstance(manager, (list, tuple)):
+        managers = list(cast("Sequence[Any]", manager))
+        if len(managers) != count:
+            raise ValueError(
+                f"a list of tool managers must have one per trajectory: {len(managers)} managers, "
+                f"{count} trajectories"
+            )
+    else:
+        managers = [manager] * count
+    users: dict[int, int] = {}
+    for position, one in enumerate(managers):
+        for tool in env_tools(one).values():
+            first = users.setdefault(id(tool.env), position)
+            if first != position:
+                raise ValueError(
+                    f"trajectories {first} and {position} would act on the same env "
+                    f"({type(tool.env).__name__}): pass env_factory, or a list of managers with an env each"
+                )
+    return managers
+
+
+def descriptor_limit(concurrency: int) -> int:
+    """Lower a concurrency that the open-file limit of this process cannot carry.
+
+    A trajectory may hold one connection to the model and one to its environment.
+    """
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except (ImportError, OSError, ValueError):
+        return concurrency
+    if soft == resource.RLIM_INFINITY:
+        return concurrency
+    carried = max(1, (soft - 128) // 2)
+    if carried < concurrency:
+        logger.warning(
+            "concurrency lowered from %d to %d: the open-file limit is %d (ulimit -n)",
+            concurrency,
+            carried,
+            soft,
+        )
+    return min(concurrency, carried)

@@ -1,0 +1,223 @@
+"""The life of one env inside a rollout: made, reset, scored, closed on every path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, cast
+
+from twinkle_agentic.envs.base import Env
+from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
+from twinkle_agentic.rollout.types import EnvFactory
+from twinkle_agentic.rollout.waiting import bounded
+from twinkle_agentic.tools.threads import ThreadPool, current_pool, use_pool
+
+__all__ = ["close_env", "make_env", "overrides_evaluate", "reset_env", "score_env"]
+
+logger = logging.getLogger(__name__)
+
+
+async def make_env(
+    factory: EnvFactory, trajectory: Mapping[str, Any], *, timeout_s: float | None
+) -> Any:
+    """Make the env of one trajectory.
+
+    An env that arrives after the time limit, or after a cancellation, is closed at once.
+
+    Raises:
+        EnvTimeoutError: None within the limit.
+        EnvError: The factory returned something that cannot be stepped.
+        Exception: Whatever the factory raised.
+    """
+    given = dict(trajectory)
+    if inspect.iscoroutinefunction(factory):
+        made: Any = await _within(factory(given), timeout_s, "env_factory", late=_close_late)
+    else:
+        made = await _blocking(
+            factory, given, timeout_s=timeout_s, what="env_factory", late=_close_late
+        )
+        if inspect.isawaitable(made):
+            made = await _within(made, timeout_s, "env_factory", late=_close_late)
+    if not callable(getattr(made, "step", None)):
+        raise EnvError(f"env_factory must return an env, found {made!r}")
+    return made
+
+
+async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> Any:
+    """Reset the env and return the first result.
+
+    Raises:
+        EnvTimeoutError: No result within the limit. A blocking `reset` that returns later is followed by a `close`.
+        Exception: Whatever `reset` raised.
+    """
+    given = dict(trajectory)
+    if _has_native(env, "areset"):
+        return await _within(env.areset(given), timeout_s, "reset")
+
+    def close_again(_: Any) -> None:
+        _close_late(env)
+
+    return await _blocking(env.reset, given, timeout_s=timeout_s, what="reset", late=close_again)
+
+
+def overrides_evaluate(env: Any) -> bool:
+    """Tell whether an env scores trajectories itself, rather than by the zeros of the base class."""
+    for name in ("evaluate", "aevaluate"):
+        owner = next((cls for cls in type(env).__mro__ if name in vars(cls)), None)
+        # The base class of another framework gives zeros under the same name.
+        if owner is not None and owner.__name__ != "Env":
+            return True
+    return False
+
+
+async def score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> float:
+    """Let the env score its finished trajectory.
+
+    Raises:
+        EnvTimeoutError: No score within the limit.
+        EnvError: Not exactly one finite number came back.
+        Exception: Whatever `evaluate` raised.
+    """
+    given = [dict(trajectory)]
+    if hasattr(env, "aevaluate"):
+        scores = await _within(env.aevaluate(given), timeout_s, "evaluate")
+    else:
+        scores = await _blocking(env.evaluate, given, timeout_s=timeout_s, what="evaluate")
+    try:
+        (score,) = scores
+        number = float(score)
+    except (TypeError, ValueError) as error:
+        raise EnvError(
+            f"evaluate must return one number per trajectory, found {scores!r}"
+        ) from error
+    if not math.isfinite(number):
+        raise EnvError(f"evaluate must return a finite number, found {score!r}")
+    return number
+
+
+async def close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | None:
+    """Close the env; a cancellation of the caller meanwhile does not cut it short.
+
+    Args:
+        env: The env.
+        pool: For a blocking `close`, so that it never queues behind steps.
+        timeout_s: When to give up.
+
+    Returns:
+        `None`, or why the env may still be open.
+    """
+    context = contextvars.copy_context()
+    context.run(use_pool, pool)
+    task = asyncio.get_running_loop().create_task(bounded(_close(env), timeout_s), context=context)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            cancelled = True  # told on after the env is closed; the wait has its own limit
+    try:
+        task.result()
+        problem = None
+    except TimeoutError:
+        problem = f"close did not return within {timeout_s:g} s"
+    except Exception as error:
+        problem = f"close raised {type(error).__name__}: {error}"
+    if problem is not None:
+        logger.warning("env %s: %s", type(env).__name__, problem)
+    if cancelled:
+        raise asyncio.CancelledError
+    return problem
+
+
+async def _close(env: Any) -> None:
+    if hasattr(env, "aclose"):
+        await env.aclose()
+    elif hasattr(env, "close"):
+        await current_pool().run(env.close)
+
+
+def _has_native(env: Any, name: str) -> bool:
+    """Tell whether an env has its own coroutine, not the one of `Env` that runs the blocking method."""
+    method = getattr(type(env), name, None)
+    if method is None:
+        return False
+    return inspect.unwrap(method) is not inspect.unwrap(getattr(Env, name))
+
+
+async def _within(
+    work: Any, timeout_s: float | None, what: str, *, late: Callable[[Any], None] | None = None
+) -> Any:
+    task = asyncio.ensure_future(work)
+    try:
+        return await bounded(task, timeout_s)
+    except TimeoutError as error:
+        if task.done() and not task.cancelled() and task.exception() is error:
+            raise  # its own
+        _when_late(task, late)
+        raise EnvTimeoutError(f"{what} gave no result within {timeout_s or 0:g} s") from error
+    except asyncio.CancelledError:
+        _when_late(task, late)
+        raise
+
+
+async def _blocking(
+    function: Callable[..., Any],
+    argument: Any,
+    *,
+    timeout_s: float | None,
+    what: str,
+    late: Callable[[Any], None] | None = None,
+) -> Any:
+    pool = current_pool()
+    future = pool.submit(function, argument)
+    try:
+        return await bounded(asyncio.wrap_future(future), timeout_s)
+    except TimeoutError as error:
+        if future.done() and not future.cancelled() and future.exception() is error:
+            raise
+        _leave(pool, future, late)
+        raise EnvTimeoutError(f"{what} gave no result within {timeout_s or 0:g} s") from error
+    except asyncio.CancelledError:
+        _leave(pool, future, late)
+        raise
+
+
+def _leave(pool: ThreadPool, future: Future[Any], late: Callable[[Any], None] | None) -> None:
+    pool.abandon(future)
+    _when_late(future, late)
+
+
+def _when_late(
+    future: Future[Any] | asyncio.Future[Any], late: Callable[[Any], None] | None
+) -> None:
+    """Hand over a result that nobody waits for any more, once it comes."""
+    if late is None:
+        return
+    hand_over = late
+
+    def arrived(done: Any) -> None:
+        if not done.cancelled() and done.exception() is None:
+            hand_over(done.result())
+
+    cast("Any", future).add_done_callback(arrived)
+
+
+def _close_late(env: Any) -> None:
+    def close() -> None:
+        try:
+            if hasattr(env, "close"):
+                env.close()
+        except Exception:
+            logger.warning("an env that came too late could not be closed", exc_info=True)
+
+    if callable(getattr(env, "step", None)):
+        # In a thread of its own: this may be the event loop, which a blocking close must not hold.
+        _late_closers.submit(close)
+
+
+_late_closers = ThreadPool(max_threads=32)

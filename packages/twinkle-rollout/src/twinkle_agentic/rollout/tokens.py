@@ -1,0 +1,59 @@
+"""Token ids and log probabilities of each turn, checked on arrival."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["token_turn"]
+
+
+def token_turn(
+    turn: int,
+    *,
+    prompt_token_ids: list[Any] | None,
+    token_ids: list[Any] | None,
+    logprobs: list[Any] | None,
+    want_ids: bool,
+    want_logprobs: bool,
+) -> dict[str, Any]:
+    """Make the record of one turn's tokens.
+
+    Args:
+        turn: Number of the turn, from 1.
+        prompt_token_ids: Ids of the whole prompt.
+        token_ids: Sampled ids.
+        logprobs: One number per sampled token.
+        want_ids: Ids were asked for.
+        want_logprobs: Log probabilities were asked for.
+
+    Returns:
+        `turn`, `prompt_token_ids`, `token_ids`, `logprobs`, and `problem`: `None`, or why a trainer must not use
+        the turn (missing, lengths differ, not numbers).
+    """
+    problem: str | None = None
+    if want_ids and (token_ids is None or prompt_token_ids is None):
+        problem = "token ids were asked for, and the server sent none"
+    elif want_logprobs and logprobs is None:
+        problem = "log probabilities were asked for, and the server sent none"
+    elif not _are_ids(prompt_token_ids) or not _are_ids(token_ids):
+        problem = "token ids that are no whole numbers >= 0"
+    elif logprobs is not None and not all(_is_logprob(value) for value in logprobs):
+        problem = "log probabilities that are no finite numbers"
+    elif logprobs is not None and token_ids is not None and len(logprobs) != len(token_ids):
+        problem = f"{len(token_ids)} token ids, but {len(logprobs)} log probabilities"
+    return {
+        "turn": turn,
+        "prompt_token_ids": prompt_token_ids,
+        "token_ids": token_ids,
+        "logprobs": logprobs,
+        "problem": problem,
+    }
+
+
+def _are_ids(ids: list[Any] | None) -> bool:
+    return ids is None or all(type(value) is int and value >= 0 for value in ids)
+
+
+def _is_logprob(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

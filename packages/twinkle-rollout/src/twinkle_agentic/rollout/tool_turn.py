@@ -1,0 +1,181 @@
+"""The tool calls of one turn, in order, each answered once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from twinkle_agentic.rollout.history import NOT_EXECUTED
+from twinkle_agentic.rollout.waiting import Deadline, bounded
+from twinkle_agentic.tools.text import to_text
+from twinkle_agentic.tools.threads import run_blocking
+
+__all__ = ["StepLog", "Toolbox", "run_calls"]
+
+
+@dataclass(slots=True)
+class StepLog:
+    """What the environment gave, step by step.
+
+    Attributes:
+        rewards: One per step; 0.0 where it gave none or the step failed.
+        missing: Steps whose reward the environment did not give.
+        failed: Steps that failed; their reward means nothing.
+        last: The latest result.
+    """
+
+    rewards: list[float] = field(default_factory=list[float])
+    missing: list[int] = field(default_factory=list[int])
+    failed: list[int] = field(default_factory=list[int])
+    last: Any = None
+
+    def add(self, result: Any) -> str | None:
+        """Take in the result of a step; return the kind of error of one that failed."""
+        self.last = result
+        number = len(self.rewards)
+        self.rewards.append(0.0)
+        info = _info(result)
+        if info.get("error"):
+            self.failed.append(number)
+            return str(info.get("error_kind") or "env")
+        reward: Any = getattr(result, "reward", None)
+        if reward is None or info.get("reward_missing"):
+            self.missing.append(number)
+            return None
+        try:
+            value = float(reward)
+        except (TypeError, ValueError, OverflowError):
+            value = math.nan
+        if not math.isfinite(value):
+            self.failed.append(number)
+            return "env"
+        self.rewards[number] = value
+        return None
+
+    @property
+    def error(self) -> tuple[str, str, bool] | None:
+        """Text, kind and retryability where the latest result lost the episode."""
+        info = _info(self.last)
+        if not getattr(self.last, "done", False) or not info.get("error"):
+            return None
+        return (
+            str(info["error"]),
+            str(info.get("error_kind") or "env"),
+            bool(info.get("retryable")),
+        )
+
+
+class Toolbox:
+    """A tool manager, with an eye on the environments behind its tools.
+
+    Args:
+        manager: A `ToolManager`, or anything that is called with a tool call and has `tool_infos()`.
+        own_limits: The manager bounds each call itself.
+    """
+
+    def __init__(self, manager: Any, *, own_limits: bool = False) -> None:
+        self.manager = manager
+        self.own_limits = own_limits
+        self.steps = StepLog()
+        self.errors: Counter[str] = Counter()
+        self.env_tools = env_tools(manager)
+
+    @property
+    def has_env(self) -> bool:
+        """Whether an environment stands behind any of the tools."""
+        return bool(self.env_tools)
+
+    @property
+    def done(self) -> bool:
+        """Whether the environment ended the episode."""
+        return any(bool(getattr(tool, "done", False)) for tool in self.env_tools.values())
+
+    async def run(self, call: dict[str, Any], limit_s: float | None) -> str:
+        """Run one call and return the text for the model; never raises for a failed call.
+
+        Raises:
+            TimeoutError: No result within `limit_s`; the call was given up.
+        """
+        name: Any = (call.get("function") or {}).get("name") if call.get("function") else None
+        tool = self.env_tools.get(name) if isinstance(name, str) else None
+        before = getattr(tool, "last_result", None)
+        try:
+            text, kind = await bounded(self._outcome(call), limit_s)
+        except TimeoutError:
+            self._note_step(tool, before)
+            raise
+        except Exception as error:
+            text = f"Error: tool {name!r} raised {type(error).__name__}: {error}"
+            kind = "tool"
+        if kind:
+            self.errors[kind] += 1
+        self._note_step(tool, before)
+        return text
+
+    async def _outcome(self, call: dict[str, Any]) -> tuple[str, str | None]:
+        arun = getattr(self.manager, "arun", None)
+        if arun is not None:
+            outcome = await arun(call)
+            return outcome.text, outcome.error_kind
+        acall = getattr(self.manager, "acall", None)
+        result = await (acall(call) if acall is not None else run_blocking(self.manager, call))
+        return to_text(result), None
+
+    def _note_step(self, tool: Any, before: Any) -> None:
+        after = getattr(tool, "last_result", None)
+        if after is not None and after is not before:
+            kind = self.steps.add(after)
+            if kind:
+                self.errors[kind] += 1
+
+
+async def run_calls(
+    toolbox: Toolbox,
+    calls: Sequence[dict[str, Any]],
+    *,
+    tool_timeout_s: float | None,
+    deadline: Deadline,
+) -> list[str]:
+    """Run the calls of one turn, one after the other, and return one text for each.
+
+    After the step that ended the episode, and after the deadline, nothing further is run.
+    """
+    texts: list[str] = []
+    for call in calls:
+        if toolbox.done:
+            texts.append(f"{NOT_EXECUTED}: the episode is over.")
+            continue
+        if deadline.passed:
+            texts.append(f"{NOT_EXECUTED}: the time limit of the episode has passed.")
+            continue
+        limit_s = deadline.cap_s(None if toolbox.own_limits else tool_timeout_s)
+        try:
+            texts.append(await toolbox.run(call, limit_s))
+        except TimeoutError:
+            toolbox.errors["timeout"] += 1
+            texts.append(f"Error: the call gave no result within {limit_s or 0:g} s")
+    return texts
+
+
+def env_tools(manager: Any) -> dict[str, Any]:
+    """Return the tools of a manager behind which an environment stands, by name."""
+    names: Any = manager.names() if hasattr(manager, "names") else []
+    if hasattr(manager, "tools"):
+        tools: Any = manager.tools()
+        pairs = list(zip(names, tools, strict=False))
+    else:  # the manager of another framework
+        held: Any = getattr(manager, "_tools", None)
+        pairs = list(cast("Mapping[str, Any]", held).items()) if isinstance(held, Mapping) else []
+    return {
+        name: tool
+        for name, tool in pairs
+        if hasattr(getattr(tool, "env", None), "step") and hasattr(tool, "last_result")
+    }
+
+
+def _info(result: Any) -> Mapping[str, Any]:
+    info: Any = getattr(result, "info", None)
+    return cast("Mapping[str, Any]", info) if isinstance(info, Mapping) else {}

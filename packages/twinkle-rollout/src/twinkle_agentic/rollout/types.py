@@ -1,0 +1,96 @@
+"""The words of a rollout's output, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+__all__ = ["EnvFactory", "Limits", "ResetObservation", "StopReason", "require_positive"]
+
+EnvFactory = Callable[[Any], Any]
+"""Makes the env of one trajectory; a plain function (run in a thread) or a coroutine function."""
+
+ResetObservation = Literal["append", "message", "ignore"]
+"""Where the observation of `reset` goes: into the last user message, a message of its own, nowhere."""
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended; the value of its `stop_reason`."""
+
+    STOP = "stop"
+    """The model answered without calling a tool."""
+    LENGTH = "length"
+    """A turn was cut at its token limit, or the trajectory reached the context or `max_trajectory_tokens`."""
+    MAX_TURNS = "max_turns"
+    """`max_turns` model messages."""
+    ENV_DONE = "env_done"
+    """The environment ended the episode."""
+    DEADLINE = "deadline"
+    """`deadline_s` passed."""
+    API_ERROR = "api_error"
+    """The model endpoint failed; says nothing about the model."""
+    ENV_ERROR = "env_error"
+    """The environment failed or was lost; says nothing about the model."""
+
+    @property
+    def infrastructure(self) -> bool:
+        """Whether the trajectory ended by a failure that is not the agent's; it has no reward then."""
+        return self in (StopReason.API_ERROR, StopReason.ENV_ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long and how far one trajectory may go; seconds, `None` for no limit.
+
+    Attributes:
+        max_turns: Model messages.
+        max_trajectory_tokens: Tokens of prompt and replies together, by the server's count.
+        deadline_s: The whole of it, from the making of the env to the last tool result. Scoring and closing follow
+            with limits of their own.
+        request_timeout_s: One request to the model with all its retries; `None` leaves it to the client.
+        tool_timeout_s: One tool call.
+        reset_timeout_s: Making and resetting the env.
+        evaluate_timeout_s: Scoring.
+        close_timeout_s: Closing the env.
+    """
+
+    max_turns: int = 6
+    max_trajectory_tokens: int | None = None
+    deadline_s: float | None = None
+    request_timeout_s: float | None = None
+    tool_timeout_s: float | None = 600.0
+    reset_timeout_s: float | None = 600.0
+    evaluate_timeout_s: float | None = 600.0
+    close_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_turns, bool) or self.max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1, found {self.max_turns!r}")
+        for name in ("max_trajectory_tokens", "deadline_s", "request_timeout_s"):
+            require_positive(name, getattr(self, name))
+        for name in ("tool_timeout_s", "reset_timeout_s", "evaluate_timeout_s"):
+            require_positive(name, getattr(self, name))
+        if not self.close_timeout_s > 0:
+            raise ValueError(f"close_timeout_s must be above 0, found {self.close_timeout_s!r}")
+
+
+def require_positive(name: str, value: float | None) -> None:
+    """Refuse a limit that is neither `None` nor above 0.
+
+    Raises:
+        ValueError: It is 0, negative or NaN.
+    """
+    if value is not None and not value > 0:
+        raise ValueError(f"{name} must be above 0, or None for no limit; found {value!r}")
+
+
+def user_data_of(trajectory: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task data of a trajectory; empty where it is unreadable."""
+    from twinkle_agentic.tools.types import user_data_dict
+
+    try:
+        return user_data_dict(trajectory)
+    except ValueError:
+        return {}

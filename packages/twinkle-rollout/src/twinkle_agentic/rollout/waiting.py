@@ -1,0 +1,89 @@
+"""Waiting with a bound, also for code that does not honour cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from twinkle_agentic.tools.threads import BlockingCallError
+
+__all__ = ["Deadline", "bounded"]
+
+T = TypeVar("T")
+
+_GRACE_S = 1.0  # what cancelled work gets to clean up before its caller goes on
+
+
+class Deadline:
+    """A point in time, or none.
+
+    Args:
+        seconds: From now; `None` never comes.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.at = None if seconds is None else time.monotonic() + seconds
+
+    def left_s(self) -> float | None:
+        """Return the seconds left, at least 0; `None` for no deadline."""
+        return None if self.at is None else max(0.0, self.at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the time is over."""
+        return self.at is not None and time.monotonic() >= self.at
+
+    def cap_s(self, limit_s: float | None) -> float | None:
+        """Return the nearer of a limit and the deadline, in seconds from now."""
+        left = self.left_s()
+        if left is None:
+            return limit_s
+        return left if limit_s is None else min(limit_s, left)
+
+
+async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
+    """Await other people's code for a limited time.
+
+    It runs in a task of its own: code that swallows its cancellation does not hold the caller, and one that
+    raises `SystemExit` does not stop the event loop.
+
+    Args:
+        work: A coroutine or future.
+        timeout_s: `None` waits without limit.
+
+    Raises:
+        TimeoutError: The time passed. The work was cancelled, and given a second to clean up.
+        BlockingCallError: The work raised `SystemExit` or `KeyboardInterrupt`, or was cancelled from inside.
+    """
+    task: asyncio.Task[T] = asyncio.ensure_future(_contained(work))
+    try:
+        await asyncio.wait((task,), timeout=timeout_s)
+    except asyncio.CancelledError:
+        await _give_up(task)
+        raise
+    if not task.done():
+        await _give_up(task)
+        raise TimeoutError
+    if task.cancelled():
+        raise BlockingCallError("the call was cancelled from inside")
+    return task.result()
+
+
+async def _contained(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise BlockingCallError(f"the call raised {error!r}") from error
+
+
+async def _give_up(task: asyncio.Task[Any]) -> None:
+    task.add_done_callback(_forget)
+    task.cancel()
+    await asyncio.wait((task,), timeout=_GRACE_S)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # taken, so that nobody logs it as never retrieved
