@@ -58,7 +58,7 @@ def run(console: Console, options: RunOptions) -> int:
 
     from twinkle_agentic.protocol.openai import OpenAI
     from twinkle_agentic.rollout.cli.execution import execute
-    from twinkle_agentic.rollout.sampling_params import SamplingParams
+    from twinkle_agentic.protocol.sampling import SamplingParams
 
     return execute(
         console,

@@ -1,0 +1,5 @@
+"""Makes `python -m openenv_server` the same as `twinkle-openenv-server`."""
+
+from openenv_server.cli import main
+
+main()
