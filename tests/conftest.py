@@ -1,4 +1,4 @@
-"""Servers that several tests share: each a real process on a free port, one for the whole session."""
+"""Servers that several tests share: real processes on free ports, one each for the session."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_run_against_the_coding_server_scores_by_the_tests(
 
 
 REFUSALS = [
-    (["absent.jsonl", "--env", "m:f"], "cannot read the tasks"),
+    (["absent.jsonl", "--env", "json:dumps"], "cannot read the tasks"),
     (["bad.jsonl", "--env", "json:dumps"], "unknown column 'promt'"),
     (["good.jsonl", "--env", "no_such_module:f"], "cannot import 'no_such_module'"),
     (["good.jsonl", "--env", "json:nothing"], "no callable 'nothing'"),
@@ -190,7 +190,7 @@ def test_ctrl_c_keeps_what_was_finished_and_stops_the_servers(tmp_path: Path) ->
 
 
 def wait_for_line(path: Path, timeout_s: float = 60) -> None:
-    """Wait until a file has a whole line; the kernel has no event for a file that is not there yet."""
+    """Wait until a file, which may not be there yet, has a whole line."""
     import time
 
     deadline = time.monotonic() + timeout_s

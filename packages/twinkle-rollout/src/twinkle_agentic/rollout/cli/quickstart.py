@@ -65,7 +65,10 @@ def quickstart(
         with console.status("starting the coding server and the scripted endpoint"):
             endpoint.wait_ready(_START_TIMEOUT_S)
             coding.wait_ready(_START_TIMEOUT_S)
-        console.print(f"coding server {coding.url}, chat-completions endpoint {endpoint.url}/v1")
+        console.print(
+            f"coding server {coding.url}, chat-completions endpoint {endpoint.url}/v1",
+            soft_wrap=True,
+        )
         return execute(
             console,
             tasks=tasks,
