@@ -20,6 +20,7 @@ from rich.table import Table
 
 __all__ = ["make_progress", "print_summary", "print_table", "unscored"]
 
+_OTHER_COLUMNS = 6 + 5 + 11 + 7 + 6 * 3 + 1  # their widths, with the padding and rules of all six
 _SHOWN_ROWS = 40  # a longer table scrolls off the screen; the file has all
 
 
@@ -40,13 +41,17 @@ def make_progress(console: Console) -> Progress:
 def print_table(console: Console, trajectories: Sequence[Mapping[str, Any]]) -> None:
     """Print one line a trajectory: task, reward, turns, stop reason, seconds, error."""
     table = Table(title=f"{len(trajectories)} trajectories", title_justify="left")
-    table.add_column("task", overflow="fold")
-    table.add_column("reward", justify="right")
-    table.add_column("turns", justify="right")
-    table.add_column("stop reason")
-    table.add_column("seconds", justify="right")
-    table.add_column("error", overflow="ellipsis", no_wrap=True, max_width=48)
-    for row in trajectories[:_SHOWN_ROWS]:
+    shown = trajectories[:_SHOWN_ROWS]
+    task_width = min(24, max([len(str(row.get("id", ""))) for row in shown], default=4))
+    # On a narrow screen the error gives way, never the figures.
+    error_width = max(5, console.width - task_width - _OTHER_COLUMNS)
+    table.add_column("task", no_wrap=True, width=task_width)
+    table.add_column("reward", justify="right", width=6)
+    table.add_column("turns", justify="right", width=5)
+    table.add_column("stop reason", no_wrap=True, width=11)
+    table.add_column("seconds", justify="right", width=7)
+    table.add_column("error", no_wrap=True, overflow="ellipsis", max_width=error_width)
+    for row in shown:
         reward = row.get("reward")
         error = str(row.get("error") or "")
         table.add_row(
