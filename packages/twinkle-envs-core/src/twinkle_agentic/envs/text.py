@@ -1,0 +1,156 @@
+"""Observations as text: a mapping of fields becomes lines that a model can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from twinkle_agentic.tools.text import (
+    MAX_TEXT_CHARS,
+    clean_text,
+    to_jsonable,
+    to_text,
+    truncate_middle,
+)
+
+__all__ = [
+    "MAX_TEXT_CHARS",
+    "clean_text",
+    "render_command_output",
+    "render_fields",
+    "to_jsonable",
+    "to_text",
+    "truncate_middle",
+]
+
+_MAX_NUMBERS = 64  # a flat list of more is data, not something a model reads
+_MAX_GRID_SIDE = 64
+_MAX_CELL_CHARS = 12
+
+
+def render_fields(fields: Mapping[str, Any], *, skip: Collection[str] = (), hint: str = "") -> str:
+    """Render the fields of an observation, one `name: value` a line.
+
+    A single text field is the text itself. Empty fields (`None`, empty text, list or object) are left out.
+    Rectangles of short values are drawn as rows; longer arrays of numbers are summarised.
+
+    Args:
+        fields: JSON values and what `to_jsonable` takes.
+        skip: Names to leave out.
+        hint: Added where an array was summarised: what to do to see it.
+    """
+    shown: dict[str, Any] = {}
+    for name, raw in fields.items():
+        if name in skip:
+            continue
+        value = to_jsonable(raw)
+        if value is not None and value != "" and value != [] and value != {}:
+            shown[str(name)] = value
+    if len(shown) == 1:
+        only = next(iter(shown.values()))
+        if isinstance(only, str):
+            return clean_text(only)
+    lines: list[str] = []
+    for name, value in shown.items():
+        text = _render(value, shown, hint)
+        lines.append(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}")
+    return clean_text("\n".join(lines))
+
+
+def render_command_output(stdout: str, stderr: str = "", exit_code: int | None = 0) -> str:
+    """Render what a program printed: `print(1 + 1)` is `2`.
+
+    Args:
+        stdout: Trailing newlines are stripped.
+        stderr: Follows as a marked part, if there is any.
+        exit_code: Follows as a marked part unless it is 0; `None` is unknown and not shown.
+    """
+    parts: list[str] = []
+    if body := stdout.rstrip("\r\n"):
+        parts.append(body)
+    if complaint := stderr.rstrip():
+        parts.append(f"[stderr]\n{complaint}")
+    if exit_code:
+        parts.append(f"[exit code: {exit_code}]")
+    return clean_text("\n".join(parts))
+
+
+def _render(value: Any, siblings: Mapping[str, Any], hint: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        grid = _as_grid(items, siblings)
+        if grid is not None:
+            return "\n".join(" ".join(row) for row in grid)
+        shape, numbers = _shape(items)
+        if numbers and (len(shape) > 1 or len(items) > _MAX_NUMBERS):
+            size = " x ".join(map(str, shape))
+            return f"[{size} numbers not shown{f'; {hint}' if hint else ''}]"
+        if all(isinstance(item, str) for item in items):
+            return ", ".join(items) if not any("\n" in item for item in items) else "\n".join(items)
+    if isinstance(value, dict):
+        value = {key: _shorten(item, hint) for key, item in cast("dict[str, Any]", value).items()}
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shorten(value: Any, hint: str) -> Any:
+    """Summarise arrays of numbers inside an object."""
+    if isinstance(value, dict):
+        return {key: _shorten(item, hint) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        shape, numbers = _shape(items)
+        if numbers and (len(shape) > 2 or _product(shape) > _MAX_NUMBERS):
+            return f"[{' x '.join(map(str, shape))} numbers not shown{f'; {hint}' if hint else ''}]"
+        return [_shorten(item, hint) for item in items]
+    return value
+
+
+def _as_grid(items: list[Any], siblings: Mapping[str, Any]) -> list[list[str]] | None:
+    """Return the cells of a rectangle: a list of rows, or a flat list beside its `width` and `height`."""
+    width, height = siblings.get("width"), siblings.get("height")
+    if (
+        isinstance(width, int)
+        and isinstance(height, int)
+        and len(items) == width * height > 1
+        and not isinstance(items[0], (list, dict))
+    ):
+        items = [items[i : i + width] for i in range(0, len(items), width)]
+    rows = [cast("list[Any]", row) for row in items if isinstance(row, list)]
+    if len(rows) != len(items) or len(rows) < 2 or len(rows) > _MAX_GRID_SIDE:
+        return None
+    side = len(rows[0])
+    if not 1 <= side <= _MAX_GRID_SIDE or any(len(row) != side for row in rows):
+        return None
+    cells: list[list[str]] = []
+    for row in rows:
+        if any(isinstance(cell, (list, dict)) for cell in row):
+            return None
+        texts = [cell if isinstance(cell, str) else json.dumps(cell) for cell in row]
+        if any(len(text) > _MAX_CELL_CHARS or "\n" in text for text in texts):
+            return None
+        cells.append(texts)
+    widest = max(len(text) for row in cells for text in row)
+    return [[text.rjust(widest) for text in row] for row in cells]
+
+
+def _shape(items: Sequence[Any]) -> tuple[tuple[int, ...], bool]:
+    """Return the lengths along the first elements, and whether the innermost values are numbers."""
+    shape: list[int] = []
+    current: Any = items
+    while isinstance(current, list):
+        inner = cast("list[Any]", current)
+        shape.append(len(inner))
+        if not inner:
+            return tuple(shape), False
+        current = inner[0]
+    return tuple(shape), isinstance(current, (int, float)) and not isinstance(current, bool)
+
+
+def _product(shape: Sequence[int]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

@@ -1,0 +1,170 @@
+"""Between an action and its JSON, an answer and its object: by the environment's own client class, or plainly.
+
+The client class is never connected: only its conversions are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from twinkle_agentic.envs.errors import EnvError
+from twinkle_agentic.envs.openenv.errors import ActionRefusedError
+from twinkle_agentic.envs.openenv.protocol import describe_field_errors
+from twinkle_agentic.envs.openenv.raw import RawResult, WireObservation
+from twinkle_agentic.envs.openenv.tool_schemas import action_kind, check_fields
+
+__all__ = ["Binding", "TypedBinding", "WireBinding", "build_action"]
+
+
+class Binding(Protocol):
+    """How actions and answers are converted."""
+
+    name: str | None
+    """The client class as `module:Class`; `None` without one."""
+
+    @property
+    def takes_mcp_calls(self) -> bool:
+        """Whether actions are calls of MCP tools."""
+        ...
+
+    def to_payload(self, action: Any) -> dict[str, Any]:
+        """Turn an action, or its fields, into JSON values; raises `ActionRefusedError`."""
+        ...
+
+    def parse_result(self, data: dict[str, Any]) -> Any:
+        """Turn an answer into an object with `observation`, `reward`, `done`; raises `EnvError`."""
+        ...
+
+    def parse_state(self, data: dict[str, Any]) -> Any:
+        """Turn a state answer into an object; raises `EnvError`."""
+        ...
+
+
+class WireBinding:
+    """Plain dicts, checked against the server's action schema.
+
+    Args:
+        schema: JSON Schema of the action; `None` checks nothing.
+        action_cls: Makes an action of its fields before it is sent, where given.
+    """
+
+    name: str | None = None
+
+    def __init__(self, schema: Mapping[str, Any] | None, action_cls: Any | None = None) -> None:
+        self.schema = schema
+        self.action_cls = action_cls
+
+    @property
+    def takes_mcp_calls(self) -> bool:
+        """Whether the server's action is a call of an MCP tool."""
+        return self.schema is not None and action_kind(self.schema) == "mcp"
+
+    def to_payload(self, action: Any) -> dict[str, Any]:
+        """Check the field names and return the fields."""
+        if self.action_cls is not None and isinstance(action, Mapping):
+            action = build_action(self.action_cls, cast("Mapping[str, Any]", action))
+        fields = _plain_fields(action)
+        if not self.takes_mcp_calls:  # its listing action does not fit the schema of its calls
+            check_fields(fields, self.schema)
+        return fields
+
+    def parse_result(self, data: dict[str, Any]) -> RawResult:
+        """Return the fields of the answer."""
+        return RawResult.of(data)
+
+    def parse_state(self, data: dict[str, Any]) -> WireObservation:
+        """Return the fields of the state."""
+        return WireObservation(data)
+
+
+class TypedBinding:
+    """The conversions of an OpenEnv client class.
+
+    Args:
+        client: An instance of it, unconnected.
+        action_cls: Makes an action of its fields; `None` leaves dicts to the client.
+    """
+
+    def __init__(self, client: Any, action_cls: Any | None) -> None:
+        cls = cast("type[Any]", type(client))
+        self.name: str | None = f"{cls.__module__}:{cls.__qualname__}"
+        self._client = client
+        self._action_cls = action_cls
+
+    @property
+    def takes_mcp_calls(self) -> bool:
+        """Whether the action class is OpenEnv's `CallToolAction` or one like it."""
+        fields: Any = getattr(self._action_cls, "model_fields", {})
+        schema = getattr(self._action_cls, "model_json_schema", None)
+        if {"tool_name", "arguments"} <= set(fields):
+            return True
+        # A root model over several actions (calls and listings) has no fields of its own.
+        return (
+            set(fields) == {"root"}
+            and callable(schema)
+            and action_kind(cast("Any", schema())) == "mcp"
+        )
+
+    def to_payload(self, action: Any) -> dict[str, Any]:
+        """Build the typed action and let the client class turn it into JSON values."""
+        if isinstance(action, Mapping) and self._action_cls is not None:
+            action = build_action(self._action_cls, cast("Mapping[str, Any]", action))
+        try:
+            payload: Any = self._client._step_payload(action)
+        except Exception as error:
+            raise ActionRefusedError(
+                f"{self.name} cannot send the action {action!r}: {type(error).__name__}: {error}"
+            ) from error
+        return _plain_fields(payload)
+
+    def parse_result(self, data: dict[str, Any]) -> Any:
+        """Let the client class read the answer."""
+        return self._parsed(self._client._parse_result, data)
+
+    def parse_state(self, data: dict[str, Any]) -> Any:
+        """Let the client class read the state."""
+        return self._parsed(self._client._parse_state, data)
+
+    def _parsed(self, parse: Any, data: dict[str, Any]) -> Any:
+        try:
+            return parse(data)
+        except Exception as error:
+            raise EnvError(
+                f"{self.name} cannot read the server's answer ({type(error).__name__}: {error}): the installed package "
+                "and the server are of different versions; install the server's, or uninstall it here to "
+                "use plain dicts"
+            ) from error
+
+
+def build_action(action_cls: Any, fields: Mapping[str, Any]) -> Any:
+    """Make an action from its fields.
+
+    Raises:
+        ActionRefusedError: They do not fit; the message names the fields.
+    """
+    validate = getattr(action_cls, "model_validate", None)
+    try:
+        return validate(dict(fields)) if callable(validate) else action_cls(**fields)
+    except Exception as error:
+        errors = getattr(error, "errors", None)
+        found: Any = errors() if callable(errors) else []
+        details = describe_field_errors(found) if found else f"{type(error).__name__}: {error}"
+        known: Any = getattr(action_cls, "model_fields", {})
+        takes = ", ".join(name for name in known if name != "metadata")
+        raise ActionRefusedError(
+            f"the arguments do not fit {action_cls.__name__}: {details}"
+            + (f"; its fields are {takes}" if takes else ""),
+            errors=[{"loc": list(e.get("loc", ())), "msg": e.get("msg")} for e in found],
+        ) from error
+
+
+def _plain_fields(action: Any) -> dict[str, Any]:
+    if isinstance(action, Mapping):
+        return dict(cast("Mapping[str, Any]", action))
+    dump = getattr(action, "model_dump", None)
+    if callable(dump):
+        return cast("dict[str, Any]", dump(mode="json", exclude_defaults=False))
+    raise ActionRefusedError(
+        f"an action must be a dict of fields or an Action, found {type(action).__name__} {action!r}"
+    )

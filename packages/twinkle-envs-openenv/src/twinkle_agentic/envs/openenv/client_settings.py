@@ -1,0 +1,68 @@
+"""The arguments of `OpenEnvClient` that say how to reach the server, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from twinkle_agentic.envs.openenv.address import ServerAddress
+from twinkle_agentic.envs.openenv.link import LinkSettings
+
+__all__ = ["link_settings"]
+
+
+def link_settings(
+    *,
+    address: ServerAddress,
+    connect_timeout_s: float,
+    message_timeout_s: float,
+    capacity_timeout_s: float,
+    close_timeout_s: float,
+    ping_interval_s: float | None,
+    ping_timeout_s: float | None,
+    max_message_bytes: int,
+    max_action_bytes: int,
+    headers: Mapping[str, str] | None,
+    proxy: str | bool | None,
+    client_kwargs: Mapping[str, Any],
+) -> LinkSettings:
+    """Check the limits, and heed what `client_kwargs` says in OpenEnv's words.
+
+    Raises:
+        ValueError: A limit is out of range.
+    """
+    if "max_message_size_mb" in client_kwargs:
+        max_message_bytes = int(client_kwargs["max_message_size_mb"] * 2**20)
+    if "websocket_ping_interval_s" in client_kwargs:
+        ping_interval_s = client_kwargs["websocket_ping_interval_s"]
+    if "websocket_ping_timeout_s" in client_kwargs:
+        ping_timeout_s = client_kwargs["websocket_ping_timeout_s"]
+    headers = headers or client_kwargs.get("headers")
+    above_zero = {
+        "connect_timeout_s": connect_timeout_s,
+        "message_timeout_s": message_timeout_s,
+        "close_timeout_s": close_timeout_s,
+        "ping_interval_s": ping_interval_s,
+        "ping_timeout_s": ping_timeout_s,
+        "max_message_bytes": max_message_bytes,
+        "max_action_bytes": max_action_bytes,
+    }
+    may_be_none = ("ping_interval_s", "ping_timeout_s")
+    for name, value in above_zero.items():
+        if value is None and name in may_be_none:
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise ValueError(f"{name} must be a number above 0, found {value!r}")
+    if not capacity_timeout_s >= 0:
+        raise ValueError(f"capacity_timeout_s must be at least 0, found {capacity_timeout_s!r}")
+    return LinkSettings(
+        address=address,
+        connect_timeout_s=connect_timeout_s,
+        close_timeout_s=close_timeout_s,
+        ping_interval_s=ping_interval_s,
+        ping_timeout_s=message_timeout_s if ping_timeout_s is None else ping_timeout_s,
+        max_message_bytes=int(max_message_bytes),
+        max_action_bytes=int(max_action_bytes),
+        headers=None if headers is None else dict(headers),
+        proxy=proxy,
+    )

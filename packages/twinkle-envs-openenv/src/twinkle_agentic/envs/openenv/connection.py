@@ -1,0 +1,288 @@
+"""The background side of an `OpenEnvClient`: its session, its classes, its tools.
+
+It holds no reference to the client. The coroutines run on the background loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from twinkle_agentic.envs.errors import EnvError, SessionClosedError, TwinkleEnvError
+from twinkle_agentic.envs.openenv.bindings import Binding, TypedBinding, WireBinding
+from twinkle_agentic.envs.openenv.discovery import action_class_of_client, find_client_classes
+from twinkle_agentic.envs.openenv.errors import ServerError
+from twinkle_agentic.envs.openenv.importing import is_importable, load_object
+from twinkle_agentic.envs.openenv.link import LinkSettings
+from twinkle_agentic.envs.openenv.protocol import MessageType, encode, rpc_result
+from twinkle_agentic.envs.openenv.server_schema import fetch_action_schema
+from twinkle_agentic.envs.openenv.session import Session
+from twinkle_agentic.envs.openenv.tool_schemas import (
+    RUN_PYTHON,
+    action_kind,
+    tool_from_action,
+    tools_from_mcp,
+)
+from twinkle_agentic.tools.threads import run_blocking
+from twinkle_agentic.tools.types import ToolInfo
+
+__all__ = ["Begun", "ServerConnection"]
+
+logger = logging.getLogger(__name__)
+
+_LIST_TOOLS_RPC: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+_LIST_TOOLS_STEP: dict[str, Any] = {"type": "list_tools"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A started episode.
+
+    Attributes:
+        data: The first answer.
+        ignored: Explicit reset arguments that the environment provably did not take.
+        unverified: Those of which nothing can be said.
+    """
+
+    data: dict[str, Any]
+    ignored: list[str] = field(default_factory=list[str])
+    unverified: list[str] = field(default_factory=list[str])
+
+
+class ServerConnection:
+    """What one client has on one server.
+
+    Attributes:
+        offered: The tools the server offers; `None` until it was asked.
+        binding_note: Why plain dicts are used; empty where a client class is.
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        *,
+        env_name: str | None,
+        env_cls: Any,
+        action_cls: Any,
+        client_kwargs: dict[str, Any],
+        base_url: str,
+        message_timeout_s: float,
+        capacity_timeout_s: float,
+        lists_tools: bool,
+    ) -> None:
+        self.offered: list[ToolInfo] | None = None
+        self.binding_note = ""
+        self._settings = settings
+        self._env_name = env_name
+        self._env_cls = env_cls
+        self._action_cls = action_cls
+        self._client_arguments = {
+            "base_url": base_url,
+            "connect_timeout_s": settings.connect_timeout_s,
+            "message_timeout_s": message_timeout_s,
+            **client_kwargs,
+        }
+        self._message_timeout_s = message_timeout_s
+        self._capacity_timeout_s = capacity_timeout_s
+        self._lists_tools = lists_tools
+        self._binding: Binding | None = None
+        self._schema: dict[str, Any] | None = None
+        self._session: Session | None = None
+        self._pid = os.getpid()
+        self._verified: dict[frozenset[str], list[str]] = {}
+
+    @property
+    def binding(self) -> Binding:
+        """The conversions in use; known after the first reset."""
+        if self._binding is None:
+            raise SessionClosedError("no episode has been started: call reset first")
+        return self._binding
+
+    @property
+    def binding_name(self) -> str | None:
+        """The client class in use, as `module:Class`."""
+        return None if self._binding is None else self._binding.name
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session can take a request."""
+        session = self._session
+        return session is not None and self._pid == os.getpid() and session.is_open
+
+    async def begin(self, frame: bytes, explicit: Mapping[str, Any]) -> Begun:
+        """Start an episode; `explicit` are the reset arguments to verify."""
+        await self._bind()
+        session = self._own_session()
+        data, _ = await session.start(MessageType.RESET, frame, timeout_s=self._message_timeout_s)
+        if self._lists_tools:
+            await self._offer_tools(session, may_step=True)
+        ignored, unverified = await self._verify(session, explicit)
+        return Begun(data=data, ignored=ignored, unverified=unverified)
+
+    async def request(self, kind: MessageType, frame: bytes) -> dict[str, Any]:
+        """Send one message of the running episode."""
+        session = self._session
+        if session is None or self._pid != os.getpid():
+            raise SessionClosedError(
+                "the session belongs to the process this one was forked from: call reset"
+                if session is not None
+                else "no episode has been started: call reset first"
+            )
+        return await session.request(kind, frame, timeout_s=self._message_timeout_s)
+
+    async def discover_tools(self) -> None:
+        """Ask the server for its tools, before any episode."""
+        await self._bind()
+        await self._offer_tools(self._own_session(), may_step=False)
+
+    async def close(self) -> None:
+        """End the session."""
+        session = self._session
+        if session is not None and self._pid == os.getpid():
+            await session.close()
+
+    def drop(self) -> None:
+        """End the session from any thread, without waiting."""
+        session = self._session
+        if session is not None and self._pid == os.getpid():
+            session.drop()
+
+    def default_action(self, tool_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the fields of an action from a tool call."""
+        binding = self.binding
+        if not binding.takes_mcp_calls or (
+            "tool_name" in arguments and set(arguments) <= {"type", "tool_name", "arguments"}
+        ):
+            return dict(arguments)
+        call: dict[str, Any] = {"tool_name": tool_name, "arguments": dict(arguments)}
+        known: Any = (self._schema or {}).get("properties")
+        if not isinstance(known, Mapping) or "type" in known:
+            call = {"type": "call_tool", **call}
+        return call
+
+    def _own_session(self) -> Session:
+        if self._session is None or self._pid != os.getpid():
+            self._session = Session(self._settings, capacity_timeout_s=self._capacity_timeout_s)
+            self._pid = os.getpid()
+        return self._session
+
+    async def _bind(self) -> None:
+        if self._binding is not None:
+            return
+        binding: Binding | None = await run_blocking(
+            self._typed_binding
+        )  # imports OpenEnv: seconds, once
+        if binding is None:
+            self._schema = await fetch_action_schema(self._settings)
+            action_cls = await run_blocking(load_object, self._action_cls, argument="action_cls")
+            binding = WireBinding(self._schema, action_cls)
+        self._binding = binding
+
+    def _typed_binding(self) -> Binding | None:
+        if self._env_cls is not None:
+            client_cls = load_object(self._env_cls, argument="env_cls")
+            found: Any = None
+        else:
+            name = cast("str", self._env_name)
+            if not is_importable(name) or not is_importable("openenv"):
+                missing = name if not is_importable(name) else "openenv"
+                self.binding_note = f"{missing} is not installed here: plain dicts are used"
+                return None
+            try:
+                classes = find_client_classes(name)
+            except Exception as error:  # the package is there, but not fit for this machine
+                self.binding_note = f"{name} is installed, but plain dicts are used: {error}"
+                logger.warning("%s", self.binding_note)
+                return None
+            client_cls, found = classes.client_cls, classes.action_cls
+        for method in ("_step_payload", "_parse_result"):
+            if not callable(getattr(client_cls, method, None)):
+                raise TypeError(
+                    f"env_cls must be an OpenEnv client class, found {client_cls!r}, which has no {method}: "
+                    "an Environment class is for OpenEnv(env_cls=...)"
+                )
+        action_cls = load_object(self._action_cls, argument="action_cls")
+        if action_cls is None:
+            action_cls = found or action_class_of_client(client_cls)
+        client = client_cls(**self._client_arguments)
+        self._schema = _schema_of(action_cls)
+        return TypedBinding(client, action_cls)
+
+    async def _offer_tools(self, session: Session, *, may_step: bool) -> None:
+        if self.binding.takes_mcp_calls:
+            self.offered = await self._list_mcp_tools(session, may_step=may_step)
+        elif self.offered is None:
+            if self._schema is None or action_kind(self._schema) != "fields":
+                self.offered = [RUN_PYTHON]
+            else:
+                self.offered = [tool_from_action(self._schema, env_name=self._env_name)]
+
+    async def _list_mcp_tools(self, session: Session, *, may_step: bool) -> list[ToolInfo]:
+        # The JSON-RPC listing is no step of the episode; environments without an MCP server of
+        # their own answer only the other.
+        timeout_s = self._message_timeout_s
+        frame = encode(MessageType.MCP, _LIST_TOOLS_RPC)
+        try:
+            answer, _ = await session.start(MessageType.MCP, frame, timeout_s=timeout_s)
+            listing = _listed(rpc_result(answer))
+        except EnvError as error:
+            if isinstance(error, ServerError) and not error.session_lives:
+                raise
+            listing = None
+        if listing is None and may_step:
+            frame = encode(MessageType.STEP, _LIST_TOOLS_STEP)
+            answer = await session.request(MessageType.STEP, frame, timeout_s=timeout_s)
+            listing = _listed(answer.get("observation"))
+        if listing is None:
+            raise EnvError(
+                f"the server on {self._settings.address.http_url} takes MCP tool calls and does not list its tools"
+                + ("" if may_step else ": call reset before tools()")
+            )
+        return tools_from_mcp(listing)
+
+    async def _verify(
+        self, session: Session, explicit: Mapping[str, Any]
+    ) -> tuple[list[str], list[str]]:
+        """Compare reset arguments with the state afterwards: a server drops silently what `reset` does not take."""
+        if not explicit:
+            return [], []
+        names = frozenset(explicit)
+        if names in self._verified:  # what an environment takes does not change
+            return [], self._verified[names]
+        state: dict[str, Any] = {}
+        try:
+            state = await session.request(
+                MessageType.STATE,
+                encode(MessageType.STATE, None),
+                timeout_s=self._message_timeout_s,
+            )
+        except TwinkleEnvError:
+            if not session.is_open:
+                raise
+        asked = explicit.get("episode_id")
+        told = state.get("episode_id")
+        if asked is not None and told is not None and str(told) != str(asked):
+            return ["episode_id"], []
+        unverified = sorted(
+            name for name, value in explicit.items() if name not in state or state[name] != value
+        )
+        self._verified[names] = unverified
+        return [], unverified
+
+
+def _listed(answer: Any) -> list[Any] | None:
+    if not isinstance(answer, Mapping):
+        return None
+    tools = cast("Mapping[str, Any]", answer).get("tools")
+    return cast("list[Any]", tools) if isinstance(tools, list) else None
+
+
+def _schema_of(action_cls: Any) -> dict[str, Any] | None:
+    describe = getattr(action_cls, "model_json_schema", None)
+    try:
+        return cast("dict[str, Any]", describe()) if callable(describe) else None
+    except Exception:  # an action with a field that JSON Schema cannot describe, such as a tensor
+        return None

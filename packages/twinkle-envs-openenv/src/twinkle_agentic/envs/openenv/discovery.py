@@ -1,0 +1,297 @@
+"""Finding the classes of an OpenEnv environment package by what they are, not by what they are called."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from twinkle_agentic.envs.openenv.importing import import_module
+
+__all__ = [
+    "ClientClasses",
+    "EnvironmentClasses",
+    "action_class_of_client",
+    "action_class_of_environment",
+    "find_client_classes",
+    "find_environment_classes",
+]
+
+# Importing these starts a server application.
+_ENTRY_POINTS = ("app", "main", "__main__")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentClasses:
+    """The server side of a package; `action_cls` is `None` where the package does not say."""
+
+    env_cls: type
+    action_cls: Any | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientClasses:
+    """The client side of a package; `action_cls` is `None` where the client does not say."""
+
+    client_cls: type
+    action_cls: Any | None
+
+
+@dataclass(slots=True)
+class _Scan:
+    found: list[type] = field(default_factory=list[type])
+    imported: list[str] = field(default_factory=list[str])
+    failed: dict[str, Exception] = field(default_factory=dict[str, Exception])
+
+    def visit(self, module: str, base: type) -> None:
+        try:
+            loaded = import_module(module)
+        except Exception as error:  # other people's import-time code
+            self.failed[module] = error
+            return
+        self.imported.append(module)
+        self.found += [cls for cls in _classes_of(loaded, base) if cls not in self.found]
+
+
+def find_environment_classes(env_name: str) -> EnvironmentClasses:
+    """Find the Environment and Action classes of a package.
+
+    The Environment is the concrete subclass of OpenEnv's `Environment` that is defined in `<env_name>.server`; of
+    several, the one that `server/app.py` serves.
+
+    Raises:
+        ModuleNotFoundError: The package (or `openenv`) is not installed.
+        ImportError: It has no such class, or several; the message names what was seen.
+    """
+    base = _openenv_class("openenv.core.env_server.interfaces", "Environment")
+    _import_package(env_name)
+    server = f"{env_name}.server"
+    scan = _Scan()
+    likely, rest = _server_modules(env_name)
+    for module in likely:
+        scan.visit(module, base)
+    if not scan.found:
+        for module in rest:
+            scan.visit(module, base)
+    own = [cls for cls in scan.found if cls.__module__.startswith(f"{env_name}.")]
+    concrete = [cls for cls in own if not inspect.isabstract(cls)]
+    chosen = concrete if len(concrete) <= 1 else _served(env_name, concrete)
+    if len(chosen) != 1:
+        raise ImportError(_what_was_seen(server, "Environment", concrete, scan), name=server)
+    return EnvironmentClasses(
+        chosen[0],
+        action_class_of_environment(chosen[0]) or _client_action(env_name),
+    )
+
+
+def find_client_classes(env_name: str) -> ClientClasses:
+    """Find the EnvClient class of a package, in the package itself or in its `client` module.
+
+    Raises:
+        ModuleNotFoundError: The package (or `openenv`) is not installed.
+        ImportError: It has no such class, or several; the message names what was seen.
+    """
+    base = _openenv_class("openenv.core.env_client", "EnvClient")
+    package = _import_package(env_name)
+    scan = _Scan()
+    exported: list[Any] = [
+        getattr(package, name, None) for name in getattr(package, "__all__", dir(package))
+    ]
+    scan.found = [
+        cls for cls in exported if _is_subclass(cls, base) and cls.__module__.startswith(env_name)
+    ]
+    if not scan.found:
+        scan.visit(f"{env_name}.client", base)
+        scan.found = [cls for cls in scan.found if cls.__module__.startswith(env_name)]
+    if len(scan.found) != 1:
+        raise ImportError(_what_was_seen(env_name, "EnvClient", scan.found, scan), name=env_name)
+    client_cls = scan.found[0]
+    return ClientClasses(client_cls, action_class_of_client(client_cls))
+
+
+def action_class_of_client(client_cls: type) -> Any | None:
+    """Return the Action a client class is declared for: `EnvClient[TheAction, ...]`; `None` where it is not."""
+    mcp = _loaded("openenv.core.mcp_client", "MCPToolClient")
+    if mcp is not None and _is_subclass(client_cls, mcp):
+        declared = _type_argument(client_cls, stop_at="MCPToolClient")
+        return declared or _openenv_class("openenv.core.env_server.mcp_types", "CallToolAction")
+    return _type_argument(client_cls)
+
+
+def action_class_of_environment(env_cls: type) -> Any | None:
+    """Return the Action an Environment is declared for, by its type argument or the annotation of `step`."""
+    mcp = _loaded("openenv.core.env_server.mcp_environment", "MCPEnvironment")
+    if mcp is not None and _is_subclass(env_cls, mcp):
+        return _openenv_class("openenv.core.env_server.mcp_types", "CallToolAction")
+    return _type_argument(env_cls) or _annotated_action(cast("Any", env_cls).step)
+
+
+def _import_package(env_name: str) -> types.ModuleType:
+    try:
+        return import_module(env_name)
+    except ModuleNotFoundError as error:
+        if error.name != env_name:
+            raise
+        raise ModuleNotFoundError(
+            f"env_name={env_name!r} is not installed here: install the environment package "
+            f'(`pip install -e path/to/envs/{env_name}`), or give env_cls="module:Class"',
+            name=env_name,
+        ) from error
+
+
+def _openenv_class(module: str, name: str) -> Any:
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "openenv":
+            raise
+        raise ModuleNotFoundError(
+            "running an OpenEnv environment in this process needs the openenv package, which is not "
+            "installed: run `pip install twinkle-envs-openenv[embedded]`",
+            name="openenv",
+        ) from error
+
+
+def _loaded(module: str, name: str) -> Any | None:
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def _server_modules(env_name: str) -> tuple[list[str], list[str]]:
+    """Split the modules of `<env_name>.server` into those that seem to define an Environment and the rest."""
+    server = import_module(f"{env_name}.server")
+    likely, rest = [f"{env_name}.server"], list[str]()
+    walk = pkgutil.walk_packages(
+        getattr(server, "__path__", ()), prefix=f"{env_name}.server.", onerror=lambda _: None
+    )
+    for info in walk:
+        if info.name.rpartition(".")[2] in _ENTRY_POINTS:
+            continue
+        (likely if _defines_environment(info.name) else rest).append(info.name)
+    return likely, rest
+
+
+def _defines_environment(module: str) -> bool:
+    tree = _syntax_of(module)
+    if tree is None:
+        return False
+    return any(
+        "environment" in ast.unparse(base).lower()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+    )
+
+
+def _served(env_name: str, candidates: list[type]) -> list[type]:
+    """Keep the candidates that `server/app.py` passes to OpenEnv's app factory, else those it names."""
+    tree = _syntax_of(f"{env_name}.server.app")
+    if tree is None:
+        return candidates
+    by_name = {cls.__name__: cls for cls in candidates}
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("_app"):
+            continue
+        given = node.args[:1] or [k.value for k in node.keywords if k.arg == "env"]
+        names = set(_names(given))
+        for name in list(names & functions.keys()):
+            names |= set(_names([functions[name]]))
+        served = [by_name[name] for name in by_name if name in names]
+        if served:
+            return served
+    named = set(_names([tree]))
+    return [cls for name, cls in by_name.items() if name in named] or candidates
+
+
+def _names(nodes: list[Any]) -> Iterator[str]:
+    for node in nodes:
+        for child in ast.walk(node):
+            if isinstance(child, ast.Name):
+                yield child.id
+            elif isinstance(child, ast.Attribute):
+                yield child.attr
+
+
+def _syntax_of(module: str) -> ast.Module | None:
+    try:
+        spec = importlib.util.find_spec(module)
+        if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+            return None
+        return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return None
+
+
+def _classes_of(module: types.ModuleType, base: type) -> list[type]:
+    return [
+        cls
+        for cls in vars(module).values()
+        if _is_subclass(cls, base) and cls.__module__ == module.__name__
+    ]
+
+
+def _is_subclass(cls: Any, base: type) -> bool:
+    return isinstance(cls, type) and issubclass(cls, base) and cls is not base
+
+
+def _client_action(env_name: str) -> Any | None:
+    """Take the Action from the package's client, for environments that declare none."""
+    try:
+        return find_client_classes(env_name).action_cls
+    except Exception:  # a client that does not import says nothing of the environment
+        return None
+
+
+def _type_argument(cls: type, *, stop_at: str | None = None) -> Any | None:
+    """Return the first type argument that is an Action, nearest class first."""
+    for parent in cls.__mro__:
+        if stop_at is not None and parent.__name__ == stop_at:
+            return None
+        for declared in parent.__dict__.get("__orig_bases__", ()):
+            arguments = typing.get_args(declared)
+            if arguments and _is_action(arguments[0]):
+                return arguments[0]
+    return None
+
+
+def _annotated_action(step: Callable[..., Any]) -> Any | None:
+    try:
+        hints = typing.get_type_hints(step)
+        name = list(inspect.signature(step).parameters)[1]  # after self
+    except (NameError, TypeError, ValueError, IndexError, AttributeError):
+        return None
+    hint = hints.get(name)
+    return hint if _is_action(hint) else None
+
+
+def _is_action(hint: Any) -> bool:
+    action: Any = _loaded("openenv.core.env_server.types", "Action")
+    if action is None or not isinstance(hint, type):
+        return False
+    return hint is not action and hasattr(hint, "model_validate")
+
+
+def _what_was_seen(where: str, what: str, found: list[type], scan: _Scan) -> str:
+    saw = ", ".join(f"{cls.__module__}:{cls.__qualname__}" for cls in found)
+    parts = [
+        f"found {len(found)} candidates for the {what} class in {where!r}: {saw}"
+        if found
+        else f"found no {what} class in {where!r}"
+    ]
+    if not found and scan.imported:
+        parts.append(f"looked into {', '.join(scan.imported)}")
+    parts += [
+        f"{module} does not import ({type(error).__name__}: {error})"
+        for module, error in scan.failed.items()
+    ]
+    return f"{'; '.join(parts)}: give env_cls='module:Class'"

@@ -1,0 +1,306 @@
+"""One websocket connection: at most one message in flight, its answer, and why it ended.
+
+A `Link` lives on one event loop. It never reconnects and never guesses: whatever leaves the order of answers
+unknown ends it, and `failure` keeps the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    InvalidURI,
+)
+
+from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic.envs.errors import (
+    CapacityError,
+    EnvTimeoutError,
+    SessionClosedError,
+    TwinkleEnvError,
+)
+from twinkle_agentic.envs.openenv.address import ServerAddress
+from twinkle_agentic.envs.openenv.protocol import (
+    CLOSE_MESSAGE,
+    MAX_ACTION_BYTES,
+    MessageType,
+    decode,
+    unsolicited,
+)
+
+__all__ = ["Link", "LinkSettings"]
+
+_CLOSED_FOR_ROOM = (429, 503)  # what a load balancer in front of full servers answers
+_EXIT_GRACE_S = 2.0  # all links together, when the interpreter exits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """How to reach a server, and what to bear with.
+
+    Attributes:
+        address: The server.
+        connect_timeout_s: Seconds for TCP, TLS and the websocket handshake together.
+        close_timeout_s: Seconds for a polite close; then the connection is cut.
+        ping_interval_s: Seconds between keepalive pings; `None` sends none.
+        ping_timeout_s: Seconds without a pong after which the server counts as dead; `None` waits for ever.
+        max_message_bytes: Largest frame taken from the server.
+        max_action_bytes: Largest frame the server takes.
+        headers: Extra HTTP headers of the handshake.
+        proxy: `True` asks the environment (`HTTP_PROXY` and the like) unless the server is on this machine, `None`
+            goes straight, a URL goes through that proxy.
+    """
+
+    address: ServerAddress
+    connect_timeout_s: float = 10.0
+    close_timeout_s: float = 5.0
+    ping_interval_s: float | None = 20.0
+    ping_timeout_s: float | None = 120.0
+    max_message_bytes: int = 100 * 2**20
+    max_action_bytes: int = MAX_ACTION_BYTES
+    headers: Mapping[str, str] | None = None
+    proxy: str | bool | None = True
+
+
+class Link:
+    """One open connection; made by `Link.open`.
+
+    Attributes:
+        failure: Why the link is of no use any more; `None` while it works.
+        uses: Messages answered so far.
+    """
+
+    def __init__(self, websocket: ClientConnection, settings: LinkSettings) -> None:
+        self.failure: TwinkleEnvError | None = None
+        self.uses = 0
+        self._websocket = websocket
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[str | bytes] | None = None
+        self._reader = self._loop.create_task(self._read(), name="twinkle-openenv-link")
+        _open_links.add(self)
+        self._reader.add_done_callback(lambda _: _open_links.discard(self))
+
+    @classmethod
+    async def open(cls, settings: LinkSettings) -> Link:
+        """Connect.
+
+        Raises:
+            EnvTimeoutError: No handshake within `connect_timeout_s`.
+            CapacityError: The handshake was answered with HTTP 429 or 503.
+            SessionClosedError: The server cannot be reached, or is no OpenEnv server.
+        """
+        address = settings.address
+        proxy = settings.proxy
+        if proxy is False or (proxy is True and address.is_loopback):
+            proxy = None
+        try:
+            websocket = await connect(
+                address.websocket_url,
+                open_timeout=settings.connect_timeout_s,
+                close_timeout=settings.close_timeout_s,
+                ping_interval=settings.ping_interval_s,
+                ping_timeout=settings.ping_timeout_s,
+                max_size=settings.max_message_bytes,
+                additional_headers=settings.headers,
+                proxy=proxy,
+                compression=None,
+            )
+        except TimeoutError:
+            raise EnvTimeoutError(
+                f"no websocket handshake from {address.websocket_url} within "
+                f"connect_timeout_s={settings.connect_timeout_s:g}: the server is overloaded or not there"
+            ) from None
+        except InvalidStatus as error:
+            status = error.response.status_code
+            kind = CapacityError if status in _CLOSED_FOR_ROOM else SessionClosedError
+            raise kind(
+                f"{address.websocket_url} answered the websocket handshake with HTTP {status}: "
+                "check that base_url is an OpenEnv server and that a proxy in between passes websockets"
+            ) from error
+        except (OSError, InvalidHandshake, InvalidURI, ImportError) as error:
+            raise SessionClosedError(
+                f"cannot connect to {address.websocket_url}: {error or type(error).__name__}: "
+                "is the server running there?"
+            ) from error
+        return cls(websocket, settings)
+
+    async def exchange(self, frame: bytes, kind: MessageType, timeout_s: float) -> dict[str, Any]:
+        """Send one message and wait for its answer; the caller sees to it that only one is in flight.
+
+        Raises:
+            EnvTimeoutError: No answer within `timeout_s` seconds; the link is closed.
+            SessionClosedError: The link has failed.
+            TwinkleEnvError: What the server answered (`protocol.decode`).
+        """
+        if self.failure is not None:
+            raise self.failure
+        waiter: asyncio.Future[str | bytes] = self._loop.create_future()
+        self._waiter = waiter
+        timer = self._loop.call_later(timeout_s, self._expire, kind, timeout_s)
+        try:
+            # Where the server closes first, the reader still delivers what it had to say.
+            with contextlib.suppress(ConnectionClosed):
+                await self._websocket.send(frame, text=True)
+            answer = await waiter
+        except asyncio.CancelledError:
+            waiter.cancel()
+            self.fail(
+                SessionClosedError(
+                    f"a {kind} was cancelled while its answer was due: the session was closed"
+                )
+            )
+            raise
+        finally:
+            timer.cancel()
+            self._waiter = None
+        self.uses += 1
+        try:
+            return decode(answer, kind)
+        except TwinkleEnvError as error:
+            if not _session_lives(error):
+                self.fail(error)
+            raise
+
+    def fail(self, reason: TwinkleEnvError) -> None:
+        """End the link at once: the message in flight fails with `reason`, the socket is cut."""
+        if self.failure is None:
+            self.failure = reason
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(self.failure)
+        self._cut()
+
+    async def close(self, reason: TwinkleEnvError) -> None:
+        """End the link politely: the server is told and given `close_timeout_s` to let the session go.
+
+        A message in flight is not waited for: then the socket is cut.
+        """
+        if self.failure is not None or self._waiter is not None:
+            self.fail(reason)
+            return
+        self.failure = reason
+        try:
+            async with asyncio.timeout(self._settings.close_timeout_s):
+                await self._websocket.send(CLOSE_MESSAGE, text=True)
+                # The server closes the connection once the environment is closed and its slot free.
+                await asyncio.wait([self._reader])
+                await self._websocket.close()
+        except (TimeoutError, ConnectionClosed):
+            pass
+        finally:
+            self._cut()
+
+    async def _read(self) -> None:
+        websocket = self._websocket
+        try:
+            while True:
+                frame = await websocket.recv()
+                waiter = self._waiter
+                if waiter is None or waiter.done():
+                    if self.failure is None:
+                        self.fail(unsolicited(frame))
+                    return
+                self._waiter = None
+                waiter.set_result(frame)
+        except ConnectionClosed as error:
+            self.fail(_closed(error, self._settings))
+        except UnicodeDecodeError as error:
+            self.fail(SessionClosedError(f"the server sent text that is no UTF-8: {error}"))
+
+    def _expire(self, kind: MessageType, timeout_s: float) -> None:
+        self.fail(
+            EnvTimeoutError(
+                f"no answer to {kind} within {timeout_s:g} s: the session was closed, for its state is "
+                "unknown; raise message_timeout_s if the environment takes longer"
+            )
+        )
+
+    def _cut(self) -> None:
+        transport = self._websocket.transport
+        if transport.is_closing():
+            return
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            # A forked child may hold a copy of the descriptor; shutdown reaches the peer all the same.
+            with contextlib.suppress(OSError):
+                raw.shutdown(socket.SHUT_RDWR)
+        transport.abort()
+
+
+def _session_lives(error: TwinkleEnvError) -> bool:
+    return getattr(error, "session_lives", False) or not isinstance(
+        error, (SessionClosedError, CapacityError, RuntimeError)
+    )
+
+
+def _closed(error: ConnectionClosed, settings: LinkSettings) -> SessionClosedError:
+    """Say in words why a connection ended."""
+    got, sent = error.rcvd, error.sent
+    if sent is not None and sent.code == 1009 and not error.rcvd_then_sent:
+        return SessionClosedError(
+            f"the server's answer is larger than max_message_bytes={settings.max_message_bytes}: "
+            "the session was closed; raise max_message_bytes or make the environment say less"
+        )
+    if got is not None and got.code == 1009:
+        return SessionClosedError(
+            f"the server closed the session because the message was too large for it ({got.reason or 'code 1009'}): "
+            "raise uvicorn's ws_max_size, or lower max_action_bytes to be told before sending"
+        )
+    if sent is not None and sent.code == 1011 and not error.rcvd_then_sent:
+        return SessionClosedError(
+            f"the server answered no keepalive ping for ping_timeout_s={settings.ping_timeout_s}: "
+            "it is dead or blocked, and the session was closed"
+        )
+    if got is None:
+        return SessionClosedError(
+            "the connection to the server broke without a close frame: the server died or the network failed"
+        )
+    reason = f" ({got.reason})" if got.reason else ""
+    hint = (
+        "; an environment that calls sys.exit ends its session this way" if got.code == 1000 else ""
+    )
+    return SessionClosedError(f"the server closed the session with code {got.code}{reason}{hint}")
+
+
+# Strong references: an open link must not be collected before it was closed.
+_open_links: set[Link] = set()
+
+
+async def _close_all(links: list[Link]) -> None:
+    reason = SessionClosedError("the interpreter is exiting")
+    await asyncio.wait([asyncio.ensure_future(link.close(reason)) for link in links])
+
+
+def _close_at_exit() -> None:
+    loop = background_loop()
+    links = [link for link in _open_links if link._loop is loop]  # pyright: ignore[reportPrivateUsage]
+    if links:
+        work = asyncio.run_coroutine_threadsafe(_close_all(links), loop)
+        with contextlib.suppress(Exception):
+            work.result(_EXIT_GRACE_S)
+
+
+def _forget_after_fork() -> None:
+    # The connections are the parent's. They are kept alive unseen, for collecting a transport in the child
+    # would take the parent's socket out of the event queue they share.
+    global _open_links
+    _inherited.append(_open_links)
+    _open_links = set()
+
+
+_inherited: list[set[Link]] = []
+
+atexit.register(_close_at_exit)
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,169 @@
+"""OpenEnv observations as text for a model.
+
+The kinds that OpenEnv's environments use are known by their fields: programs (`stdout`, `stderr`, `exit_code`), also one
+level down in `result`; MCP tool results; chat messages; an observation that carries its own `text`. All
+others are listed field by field. `metadata`, `reward` and `done` are never shown: metadata holds what the
+model must not see (a chess engine's evaluation, a maze's map).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from twinkle_agentic.envs.text import (
+    render_command_output,
+    render_fields,
+    to_jsonable,
+    to_text,
+)
+
+__all__ = ["mcp_error", "observation_fields", "render_observation"]
+
+_HINT = "pass observation_renderer= to put them into words"
+_HIDDEN = frozenset({"metadata", "reward", "done"})
+_PROGRAM = frozenset({"stdout", "stderr", "exit_code"})
+
+# Frames of the interpreters that coding environments run inside the server.
+_SERVER_FRAME = re.compile(
+    r'^\s*File "[^"]*(?:smolagents|python_executor|local_python_executor)[^"]*"'
+)
+_FRAME = re.compile(r'^\s*File "')
+
+
+def observation_fields(observation: Any) -> dict[str, Any] | None:
+    """Return the fields of an observation (a mapping or a model); `None` where it has none."""
+    if isinstance(observation, Mapping):
+        return dict(cast("Mapping[str, Any]", observation))
+    dump = getattr(observation, "model_dump", None)
+    if callable(dump) and not isinstance(observation, type):
+        return cast("dict[str, Any]", dump())
+    fields = getattr(observation, "__dataclass_fields__", None)
+    if fields is not None:
+        return {name: getattr(observation, name) for name in fields}
+    return None
+
+
+def render_observation(observation: Any, *, first: bool = False) -> str:
+    """Render an observation.
+
+    Args:
+        observation: A mapping of fields, an Observation object, a string, or any other value.
+        first: It is that of a reset.
+
+    Returns:
+        Text of any length; the adapters cut it.
+    """
+    fields = observation_fields(observation)
+    if fields is None:
+        return to_text(observation, max_chars=None)
+    if "tool_name" in fields and "result" in fields and "error" in fields:
+        return _render_mcp(fields)
+    if "stdout" in fields:
+        return _render_program(fields)
+    nested = observation_fields(fields.get("result"))
+    if nested is not None and "stdout" in nested:
+        text = _render_program(nested, extras=False)
+        return text or (
+            render_fields(fields, skip={*_HIDDEN, "result"}, hint=_HINT) if first else ""
+        )
+    if isinstance(fields.get("messages"), list) and (text := _render_messages(fields, first)):
+        return text
+    own = fields.get("text")
+    if isinstance(own, str) and own.strip():
+        return own
+    return render_fields(fields, skip=_HIDDEN, hint=_HINT)
+
+
+def mcp_error(observation: Any) -> str | None:
+    """Return the message of a failed MCP tool call; `None` for anything else."""
+    fields = observation_fields(observation)
+    if fields is None or "tool_name" not in fields or "error" not in fields:
+        return None
+    error = observation_fields(fields["error"])
+    if error is not None:
+        return str(error.get("message") or error.get("error_type") or "the tool failed")
+    if fields["error"]:
+        return str(fields["error"])
+    result = observation_fields(fields.get("result"))
+    if result is not None and result.get("is_error"):
+        return _mcp_content(result) or "the tool failed"
+    return None
+
+
+def _render_mcp(fields: Mapping[str, Any]) -> str:
+    error = mcp_error(fields)
+    if error is not None:
+        return f"Error: {error}"
+    result = observation_fields(fields["result"])
+    if result is None:
+        return to_text(fields["result"], max_chars=None)
+    return _mcp_content(result)
+
+
+def _mcp_content(result: Mapping[str, Any]) -> str:
+    if result.get("data") is not None:
+        return to_text(to_jsonable(result["data"]), max_chars=None)
+    texts: list[str] = []
+    for part in result.get("content") or ():
+        block = observation_fields(part) or {}
+        text = block.get("text")
+        texts.append(text if isinstance(text, str) else f"[{block.get('type', 'content')}]")
+    if texts:
+        return "\n".join(texts)
+    structured = result.get("structured_content")
+    if structured is not None:
+        return to_text(to_jsonable(structured), max_chars=None)
+    return (
+        ""
+        if result.keys() & {"content", "data"}
+        else to_text(to_jsonable(dict(result)), max_chars=None)
+    )
+
+
+def _render_program(fields: Mapping[str, Any], *, extras: bool = True) -> str:
+    stderr = _without_server_frames(str(fields.get("stderr") or ""))
+    exception = fields.get("exception")
+    if exception and str(exception).strip() not in stderr:
+        stderr = f"{stderr.rstrip()}\n{exception}" if stderr.strip() else str(exception)
+    exit_code = fields.get("exit_code")
+    text = render_command_output(
+        str(fields.get("stdout") or ""), stderr, exit_code if isinstance(exit_code, int) else None
+    )
+    if not extras:
+        return text
+    rest = {name: value for name, value in fields.items() if name not in _PROGRAM | _HIDDEN}
+    more = "\n".join(
+        f"{name}: {to_text(to_jsonable(value), max_chars=None)}"
+        for name, value in rest.items()
+        if value is not None and value != "" and value != [] and value != {} and name != "exception"
+    )
+    return "\n".join(part for part in (text, more) if part)
+
+
+def _without_server_frames(stderr: str) -> str:
+    """Drop a traceback through the server's own interpreter; its last lines say what the program did wrong."""
+    lines = stderr.splitlines()
+    frames = [i for i, line in enumerate(lines) if _FRAME.match(line)]
+    if not frames or not all(
+        _SERVER_FRAME.match(lines[i]) or "/concurrent/futures/" in lines[i] for i in frames
+    ):
+        return stderr
+    after = frames[-1] + 1
+    while after < len(lines) and lines[after].startswith(" "):
+        after += 1
+    return "\n".join(lines[after:]) or stderr
+
+
+def _render_messages(fields: Mapping[str, Any], first: bool) -> str:
+    said: list[str] = []
+    for entry in fields["messages"]:
+        message = observation_fields(entry)
+        if message is None or "content" not in message:
+            return ""  # no chat: list the fields
+        said.append(to_text(to_jsonable(message["content"]), max_chars=None))
+    prompt = str(fields.get("prompt") or "") if first else ""
+    if prompt and prompt not in said:
+        said.insert(0, prompt)
+    return "\n".join(text for text in said if text)

@@ -1,0 +1,108 @@
+"""What a server says about its actions: `GET /schema`, asked once per server and minute.
+
+Coroutines of the background loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from twinkle_agentic.envs.errors import EnvTimeoutError, SessionClosedError
+from twinkle_agentic.envs.openenv.link import LinkSettings
+from twinkle_agentic.tools.threads import run_blocking
+
+__all__ = ["fetch_action_schema"]
+
+logger = logging.getLogger(__name__)
+
+_FRESH_S = (
+    60.0  # a server that was replaced by another one at the same address is noticed after this long
+)
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+_asked: dict[_Key, tuple[float, asyncio.Task[dict[str, Any] | None]]] = {}
+
+
+async def fetch_action_schema(settings: LinkSettings) -> dict[str, Any] | None:
+    """Return the JSON Schema of the server's action.
+
+    Returns:
+        `None` where the server has no such endpoint: it speaks the protocol but does not say.
+
+    Raises:
+        SessionClosedError: The server cannot be reached.
+        EnvTimeoutError: No answer within `connect_timeout_s`.
+    """
+    key = (settings.address.http_url, tuple(sorted((settings.headers or {}).items())))
+    now = asyncio.get_running_loop().time()
+    known = _asked.get(key)
+    if known is not None and now - known[0] < _FRESH_S:
+        task = known[1]
+        if not task.done() or (not task.cancelled() and task.exception() is None):
+            return await asyncio.shield(task)
+    task = asyncio.ensure_future(_fetch(settings))
+    task.add_done_callback(_seen)
+    _asked[key] = (now, task)
+    for old in [k for k, (when, _) in _asked.items() if now - when > 10 * _FRESH_S]:
+        del _asked[old]
+    return await asyncio.shield(task)
+
+
+async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
+    httpx = await run_blocking(_import_httpx)
+    url = f"{settings.address.http_url}/schema"
+    proxy = settings.proxy if isinstance(settings.proxy, str) else None
+    ask_environment = settings.proxy is True and not settings.address.is_loopback
+    limit = settings.connect_timeout_s
+    try:
+        async with (
+            asyncio.timeout(limit),
+            httpx.AsyncClient(
+                timeout=limit,
+                headers=dict(settings.headers or {}),
+                proxy=proxy,
+                trust_env=ask_environment,
+                follow_redirects=True,
+            ) as client,
+        ):
+            response: Any = await client.get(url)
+            body: Any = response.json() if response.status_code == 200 else None
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise EnvTimeoutError(
+            f"no answer to GET {url} within connect_timeout_s={limit:g}"
+        ) from error
+    except httpx.HTTPError as error:
+        raise SessionClosedError(
+            f"cannot reach {url}: {error or type(error).__name__}: is the server running there?"
+        ) from error
+    except ValueError:
+        body = None
+    schema: Any = (
+        cast("Mapping[str, Any]", body).get("action") if isinstance(body, Mapping) else None
+    )
+    if not isinstance(schema, Mapping):
+        logger.info("%s does not describe its actions", url)
+        return None
+    return dict(cast("Mapping[str, Any]", schema))
+
+
+def _import_httpx() -> Any:
+    import httpx  # 0.1 s; a session on an environment whose package is installed never needs it
+
+    return httpx
+
+
+def _seen(task: asyncio.Task[dict[str, Any] | None]) -> None:
+    if not task.cancelled():
+        task.exception()  # whoever waited has it
+
+
+def _forget_after_fork() -> None:
+    _asked.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

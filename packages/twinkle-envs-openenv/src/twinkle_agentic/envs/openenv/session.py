@@ -1,0 +1,146 @@
+"""One session on a server: connect, start episodes, ask one thing at a time, close.
+
+All sessions of the process live on the shared background loop; every coroutine here runs there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from twinkle_agentic.envs.errors import (
+    CapacityError,
+    SessionClosedError,
+    TwinkleEnvError,
+)
+from twinkle_agentic.envs.openenv.link import Link, LinkSettings
+from twinkle_agentic.envs.openenv.protocol import MessageType
+
+__all__ = ["Session", "backoff_delays"]
+
+_FIRST_DELAY_S = 0.05
+_LONGEST_DELAY_S = 2.0
+
+
+class Session:
+    """What one client holds on a server.
+
+    After anything that leaves the state of the server-side environment unknown, every request fails with
+    `SessionClosedError` until `start` opens a new connection.
+
+    Args:
+        settings: How to reach the server.
+        capacity_timeout_s: Seconds to wait for a free session; 0 takes the first refusal.
+    """
+
+    def __init__(self, settings: LinkSettings, *, capacity_timeout_s: float) -> None:
+        self.settings = settings
+        self.capacity_timeout_s = capacity_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._link: Link | None = None
+        self._why_none = "no episode has been started: call reset first"
+
+    async def start(
+        self, kind: MessageType, frame: bytes, *, timeout_s: float
+    ) -> tuple[dict[str, Any], bool]:
+        """Send a message that needs no earlier one, over the open connection or a new one, and wait for its answer.
+
+        Waits for room on a full server, with growing random delays, up to `capacity_timeout_s`.
+
+        Returns:
+            The answer, and whether the connection is new.
+
+        Raises:
+            CapacityError: The server stayed full.
+            TwinkleEnvError: Connecting failed, or what became of the message.
+        """
+        async with self._lock:
+            link = self._link
+            if link is not None and link.failure is None:
+                try:
+                    return await link.exchange(frame, kind, timeout_s), False
+                except SessionClosedError:
+                    # An idle connection had died unnoticed, as after a server's restart. A reset starts
+                    # from nothing, so it may as well do so on a new connection.
+                    if link.uses == 0:
+                        raise
+            return await self._start_anew(kind, frame, timeout_s), True
+
+    async def request(self, kind: MessageType, frame: bytes, *, timeout_s: float) -> dict[str, Any]:
+        """Send one message of the running episode and wait for its answer; requests queue in order.
+
+        Raises:
+            SessionClosedError: There is no session (any more); its text has the original reason.
+            TwinkleEnvError: What became of this message.
+        """
+        async with self._lock:
+            link = self._link
+            if link is None:
+                raise SessionClosedError(self._why_none)
+            if link.failure is not None:
+                raise SessionClosedError(f"the session is lost, call reset: {link.failure}")
+            return await link.exchange(frame, kind, timeout_s)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request could be sent."""
+        return self._link is not None and self._link.failure is None
+
+    async def close(self) -> None:
+        """End the session within `close_timeout_s`; a message in flight fails at once."""
+        link, self._link = self._link, None
+        self._why_none = "the client is closed: call reset for a new session"
+        if link is not None:
+            await link.close(SessionClosedError("the client was closed"))
+
+    def drop(self) -> None:
+        """Close from any thread without waiting; for clients that nobody holds any more."""
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and its sockets with it
+            self._loop.call_soon_threadsafe(self._drop)
+
+    def lose(self, reason: TwinkleEnvError) -> None:
+        """Give the session up because its state is unknown."""
+        if self._link is not None:
+            self._link.fail(reason)
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            task = self._loop.create_task(self.close())
+            _closing.add(task)
+            task.add_done_callback(_closing.discard)
+
+    async def _start_anew(
+        self, kind: MessageType, frame: bytes, timeout_s: float
+    ) -> dict[str, Any]:
+        deadline = self._loop.time() + self.capacity_timeout_s
+        for delay in backoff_delays():
+            try:
+                link = self._link = await Link.open(self.settings)
+                return await link.exchange(frame, kind, timeout_s)
+            except CapacityError as full:
+                left = deadline - self._loop.time()
+                if left <= 0:
+                    raise CapacityError(
+                        f"no free session on {self.settings.address.http_url} within "
+                        f"capacity_timeout_s={self.capacity_timeout_s:g} ({full}): run fewer episodes at once, "
+                        "raise capacity_timeout_s, or give the server more room (max_concurrent_envs, workers)"
+                    ) from full
+            await asyncio.sleep(min(delay, max(left, 0.0)))
+        raise AssertionError("backoff_delays never ends")
+
+
+def backoff_delays(
+    first_s: float = _FIRST_DELAY_S, longest_s: float = _LONGEST_DELAY_S
+) -> Iterator[float]:
+    """Yield random delays in seconds whose upper bound doubles from `first_s` to `longest_s`, without end."""
+    bound = first_s
+    while True:
+        yield random.uniform(bound / 2, bound)
+        bound = min(bound * 2, longest_s)
+
+
+_closing: set[asyncio.Task[None]] = set()

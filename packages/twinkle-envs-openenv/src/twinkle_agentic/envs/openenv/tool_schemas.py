@@ -1,0 +1,166 @@
+"""Tools for the model, from what a server or an environment says of its actions.
+
+The input is JSON Schema as OpenEnv's `GET /schema` gives it, or an MCP tool listing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+from twinkle_agentic.envs.openenv.errors import ActionRefusedError
+from twinkle_agentic.tools.types import ToolInfo
+
+__all__ = [
+    "ENV_ACTION",
+    "RUN_PYTHON",
+    "ActionKind",
+    "action_kind",
+    "check_fields",
+    "tool_from_action",
+    "tool_name",
+    "tools_from_mcp",
+]
+
+ENV_ACTION = "env_action"
+"""Name of the one tool of an environment whose actions have no names of their own."""
+
+RUN_PYTHON: ToolInfo = {
+    "type": "function",
+    "function": {
+        "name": "run_python",
+        "description": "Run Python code in the environment and read what it printed.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "Python source code."}},
+            "required": ["code"],
+        },
+    },
+}
+
+ActionKind = Literal["code", "mcp", "fields"]
+"""What an action is: source code to run, a call of an MCP tool, or fields of the environment's own."""
+
+_OF_THE_FRAMEWORK = ("metadata",)  # on every action; of no use to a model
+
+
+def action_kind(schema: Mapping[str, Any] | None) -> ActionKind:
+    """Tell what an action schema describes; `code` where there is none."""
+    if schema is None:
+        return "code"
+    fields = properties(schema)
+    if {"tool_name", "arguments"} <= fields.keys() or _is_mcp_union(schema):
+        return "mcp"
+    if "code" in fields and set(schema.get("required", ())) <= {"code"}:
+        return "code"
+    return "fields" if fields else "code"
+
+
+def properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an action schema."""
+    found: Any = schema.get("properties")
+    return dict(cast("dict[str, Any]", found)) if isinstance(found, Mapping) else {}
+
+
+def tool_from_action(schema: Mapping[str, Any], *, env_name: str | None = None) -> ToolInfo:
+    """Make one tool, `env_action`, whose parameters are the fields of the action."""
+    fields = {
+        name: about for name, about in properties(schema).items() if name not in _OF_THE_FRAMEWORK
+    }
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: _without_title(about) for name, about in fields.items()},
+        "required": [name for name in schema.get("required", ()) if name in fields],
+    }
+    if "$defs" in schema:
+        parameters["$defs"] = schema["$defs"]
+    said = str(schema.get("description") or "").strip().split("\n\n")[0]
+    where = f" in {env_name}" if env_name else ""
+    return {
+        "type": "function",
+        "function": {
+            "name": ENV_ACTION,
+            "description": " ".join(said.split()) or f"Take an action{where}.",
+            "parameters": parameters,
+        },
+    }
+
+
+def tools_from_mcp(listing: Sequence[Any]) -> list[ToolInfo]:
+    """Make tools from an MCP listing, of the JSON-RPC form or of OpenEnv's own."""
+    tools: list[ToolInfo] = []
+    for entry in listing:
+        if not isinstance(entry, Mapping):
+            continue
+        tool = cast("Mapping[str, Any]", entry)
+        schema: Any = tool.get("inputSchema") or tool.get("input_schema")
+        tools.append(
+            {
+                "type": "function",
+                "function": {
+                    "name": str(tool.get("name", "")),
+                    "description": str(tool.get("description") or ""),
+                    "parameters": dict(schema) if schema else {"type": "object", "properties": {}},
+                },
+            }
+        )
+    return [tool for tool in tools if tool_name(tool)]
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """Return the name of a tool definition, empty where it has none."""
+    function: Any = tool.get("function") or {}
+    return str(function.get("name") or "")
+
+
+def check_fields(fields: Mapping[str, Any], schema: Mapping[str, Any] | None) -> None:
+    """Check the field names of an action against its schema.
+
+    Only what is certain is checked here, names: the server converts values more leniently than JSON Schema
+    (`"5"` for 5), and has the last word on them.
+
+    Raises:
+        ActionRefusedError: A required field is missing, or one is there that the action does not have.
+    """
+    if schema is None:
+        return
+    known = properties(schema)
+    if not known:
+        return
+    missing = [name for name in schema.get("required", ()) if name not in fields]
+    unknown: list[str] = []
+    if schema.get("additionalProperties") is False:
+        aliases = {str(name) for name in known}
+        unknown = [name for name in fields if name not in aliases]
+    if missing or unknown:
+        complaints = [f"{name}: field required" for name in missing]
+        complaints += [f"{name}: no such field" for name in unknown]
+        takes = [name for name in known if name not in _OF_THE_FRAMEWORK]
+        raise ActionRefusedError(
+            f"the action does not fit: {'; '.join(complaints)}; its fields are {', '.join(takes)}",
+            errors=[
+                *({"loc": [name], "type": "missing", "msg": "field required"} for name in missing),
+                *(
+                    {"loc": [name], "type": "extra_forbidden", "msg": "no such field"}
+                    for name in unknown
+                ),
+            ],
+        )
+
+
+def _is_mcp_union(schema: Mapping[str, Any]) -> bool:
+    variants: Any = schema.get("oneOf") or schema.get("anyOf") or ()
+    defs: Any = schema.get("$defs") or {}
+    for variant in variants:
+        name = str(variant.get("$ref", "")).rsplit("/", 1)[-1]
+        resolved: Any = defs.get(name, variant)
+        if {"tool_name", "arguments"} <= properties(resolved).keys():
+            return True
+    return False
+
+
+def _without_title(about: Any) -> Any:
+    if isinstance(about, Mapping):
+        described = cast("Mapping[str, Any]", about)
+        return {key: value for key, value in described.items() if key != "title"}
+    return about

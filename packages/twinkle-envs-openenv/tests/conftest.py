@@ -1,0 +1,105 @@
+"""Servers for the tests, each in a process of its own, started once per test session."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SERVERS = Path(__file__).parent / "servers"
+
+
+@contextmanager
+def running(script: str, *arguments: str) -> Iterator[tuple[dict[str, int], subprocess.Popen[str]]]:
+    """Run a server script; yields its ports and its process."""
+    process = subprocess.Popen(
+        [sys.executable, str(SERVERS / script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, f"{script} did not start"
+        yield json.loads(line), process
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def rude_ports() -> Iterator[dict[str, int]]:
+    with running("rude_server.py") as (ports, _):
+        yield ports
+
+
+@pytest.fixture(scope="session")
+def openenv_ports() -> Iterator[dict[str, int]]:
+    if importlib.util.find_spec("openenv") is None:
+        pytest.skip("openenv is not installed: it comes with the embedded extra")
+    with running("openenv_servers.py") as (ports, _):
+        yield ports
+
+
+@pytest.fixture
+def start_servers() -> Callable[..., Any]:
+    """Start servers of one's own, to kill them."""
+    if importlib.util.find_spec("openenv") is None:
+        pytest.skip("openenv is not installed: it comes with the embedded extra")
+    return running
+
+
+@pytest.fixture
+def rude_url(rude_ports: dict[str, int], request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Make the URL of a behaviour; each test has its own key."""
+    key = request.node.name.replace("/", "_").replace("[", "_").replace("]", "_")
+    return lambda behaviour: f"http://127.0.0.1:{rude_ports['rude']}/{behaviour}/{key}"
+
+
+@pytest.fixture
+def rude_stats(
+    rude_ports: dict[str, int], request: pytest.FixtureRequest
+) -> Callable[[], dict[str, Any]]:
+    """Ask the rude server about the sessions of this test."""
+    key = request.node.name.replace("/", "_").replace("[", "_").replace("]", "_")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def stats() -> dict[str, Any]:
+        with opener.open(f"http://127.0.0.1:{rude_ports['rude']}/stats", timeout=10) as answer:
+            all_of_them = json.load(answer)
+        return {
+            "open": all_of_them["open"].get(key, 0),
+            "all": all_of_them["all"].get(key, 0),
+            "hanging": all_of_them["open"].get("hang", 0),
+            "headers": all_of_them["headers"].get(key, {}),
+        }
+
+    return stats
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Wait until a condition holds in another process, at most ten seconds."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, "the condition never came true"
+            time.sleep(0.02)
+
+    return wait
