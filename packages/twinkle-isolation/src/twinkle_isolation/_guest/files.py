@@ -12,7 +12,18 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Failure", "Paths", "failure_of", "list_dir", "make_dir", "move", "open_read", "open_write", "remove", "stat_path"]
+__all__ = [
+    "Failure",
+    "Paths",
+    "failure_of",
+    "list_dir",
+    "make_dir",
+    "move",
+    "open_read",
+    "open_write",
+    "remove",
+    "stat_path",
+]
 
 _OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_DEPTH = 64

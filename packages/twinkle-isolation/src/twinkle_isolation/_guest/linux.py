@@ -81,7 +81,11 @@ def unshare(flags: int) -> None:
 
 
 def mount(
-    source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None
+    source: str | None,
+    target: str,
+    kind: str | None = None,
+    flags: int = 0,
+    data: str | None = None,
 ) -> None:
     """Mount `source` on `target`; the arguments are those of mount(2)."""
     _check(

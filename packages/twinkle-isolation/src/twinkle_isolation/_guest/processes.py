@@ -77,7 +77,9 @@ def start(
         report = _read_all(report_read)
     except OSError as error:
         _close([*streams.values(), *([] if stdin is None or size else [stdin])])
-        raise Failure("resource_exhausted", f"no new process: {os.strerror(error.errno)}") from error
+        raise Failure(
+            "resource_exhausted", f"no new process: {os.strerror(error.errno)}"
+        ) from error
     finally:
         if as_root:
             _allow_user_namespaces(0)
@@ -136,7 +138,13 @@ def _exec(
     """Become the program (in the forked child); tell `report` what prevents it."""
     try:
         os.setsid()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
+        for number in (
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+            signal.SIGINT,
+            signal.SIGCHLD,
+            signal.SIGTERM,
+        ):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         # Descriptors 0-2 of the supervisor are /dev/null, so the new ones are all above.

@@ -205,8 +205,6 @@ def _mount_system(sandbox: dict[str, Any]) -> None:
     linux.mount("proc", proc, "proc", quiet)
     # Nobody in this sandbox makes another user namespace (and gains capabilities over it).
     _write(f"{proc}/sys/user/max_user_namespaces", b"0")
-    # System V shared memory is memory that no process owns; bound it like /dev/shm.
-    _write(f"{proc}/sys/kernel/shmall", str(int(sandbox["shm_bytes"]) // 4096).encode())
 
 
 def _write(path: str, content: bytes, *, create: bool = False) -> None:

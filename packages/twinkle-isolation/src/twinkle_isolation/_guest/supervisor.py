@@ -235,7 +235,12 @@ class Supervisor:
         except Exception as error:
             failure = files.failure_of(error)
             self.send(
-                {"id": message.get("id"), "ev": "error", "code": failure.code, "message": str(failure)}
+                {
+                    "id": message.get("id"),
+                    "ev": "error",
+                    "code": failure.code,
+                    "message": str(failure),
+                }
             )
         else:
             if result is not None:
@@ -359,7 +364,9 @@ class Supervisor:
         """Queue bytes for a program's input."""
         process = self.find(message)
         if process.stdin is None or process.close_stdin:
-            raise Failure("failed_precondition", "the process was started without stdin, or it is closed")
+            raise Failure(
+                "failed_precondition", "the process was started without stdin, or it is closed"
+            )
         if process.pending_bytes + len(body) > _MAX_STDIN_BYTES:
             raise Failure(
                 "resource_exhausted",
@@ -405,7 +412,9 @@ class Supervisor:
                 self.selector.modify(fd, events, self.selector.get_key(fd).data)
         elif process.pending:
             if fd not in self.selector.get_map():
-                self.selector.register(fd, selectors.EVENT_WRITE, lambda p=process: self.write_stdin(p))
+                self.selector.register(
+                    fd, selectors.EVENT_WRITE, lambda p=process: self.write_stdin(p)
+                )
         else:
             if fd in self.selector.get_map():
                 self.selector.unregister(fd)
@@ -537,10 +546,14 @@ class Supervisor:
             try:
                 data = os.read(fd, min(_FILE_CHUNK_BYTES, left + 1))
                 if len(data) > left:
-                    raise Failure("resource_exhausted", "the file is longer than the limit of the request")
+                    raise Failure(
+                        "resource_exhausted", "the file is longer than the limit of the request"
+                    )
             except (OSError, Failure) as error:
                 failure = files.failure_of(error)
-                self.send({"id": number, "ev": "error", "code": failure.code, "message": str(failure)})
+                self.send(
+                    {"id": number, "ev": "error", "code": failure.code, "message": str(failure)}
+                )
                 data = None
             if data:
                 self.reads[number] = (fd, left - len(data))
@@ -578,8 +591,12 @@ class Supervisor:
     def op_watch(self, message: Message, body: bytes) -> None:
         """Begin to send what changes below a directory."""
         if self.watches.fd is None:
-            self.selector.register(self.watches.open(), selectors.EVENT_READ, self.watches.on_readable)
-        self.watches.add(message["id"], self.where(message), recursive=bool(message.get("recursive")))
+            self.selector.register(
+                self.watches.open(), selectors.EVENT_READ, self.watches.on_readable
+            )
+        self.watches.add(
+            message["id"], self.where(message), recursive=bool(message.get("recursive"))
+        )
         self.send({"id": message["id"], "ev": "start"})
 
     def op_unwatch(self, message: Message, body: bytes) -> Message:

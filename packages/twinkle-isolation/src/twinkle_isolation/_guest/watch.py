@@ -79,7 +79,9 @@ class Watches:
 
     def add_directory(self, number: int, path: str) -> None:
         if len(self.directories) >= _MAX_DIRECTORIES:
-            raise Failure("resource_exhausted", f"more than {_MAX_DIRECTORIES} directories are watched")
+            raise Failure(
+                "resource_exhausted", f"more than {_MAX_DIRECTORIES} directories are watched"
+            )
         descriptor = _libc.inotify_add_watch(self.fd, os.fsencode(path), _MASK | _IN_ONLYDIR)
         if descriptor < 0:
             error = ctypes.get_errno()

@@ -1,0 +1,111 @@
+"""The ASGI application: one origin, control plane and sandboxes told apart by a header."""
+
+from __future__ import annotations
+
+import logging
+
+from sandbox_server.config import ENVD_PORT, ServerConfig
+from sandbox_server.control import serve_control
+from sandbox_server.envd import serve_envd
+from sandbox_server.errors import ApiError
+from sandbox_server.http import (
+    ClientGoneError,
+    Receive,
+    Request,
+    Response,
+    Scope,
+    Send,
+    error_response,
+    json_response,
+)
+from sandbox_server.metrics import Metrics
+from sandbox_server.registry import Registry
+
+logger = logging.getLogger(__name__)
+__all__ = ["SandboxApp", "create_app"]
+
+_ID_HEADERS = ("e2b-sandbox-id", "x-agentenv-sandbox-id")
+_PORT_HEADERS = ("e2b-sandbox-port", "x-agentenv-sandbox-port")
+
+
+def create_app(config: ServerConfig) -> SandboxApp:
+    """Return the application of one server; its lifespan starts and ends the sandboxes."""
+    return SandboxApp(config)
+
+
+class SandboxApp:
+    """An ASGI application. Run it with one worker process on the plain asyncio loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.registry = Registry(config, self.metrics)
+        self.metrics.watch(
+            lambda state: sum(r.state == state for r in self.registry.records.values())
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(Request(scope, receive), send)
+        else:
+            await send({"type": "websocket.close", "code": 1003})
+
+    async def _http(self, request: Request, send: Send) -> None:
+        sandbox_id = next((request.headers[h] for h in _ID_HEADERS if h in request.headers), None)
+        try:
+            if sandbox_id is not None:
+                self.metrics.requests.labels("sandbox").inc()
+                await self._sandbox(sandbox_id, request, send)
+                return
+            self.metrics.requests.labels("control").inc()
+            if request.path == "/health" and request.method == "GET":
+                response = json_response({"status": "ok", "isolation": self.registry.isolation})
+            elif request.path == "/metrics" and request.method == "GET":
+                response = Response(
+                    body=self.metrics.render(),
+                    content_type="text/plain; version=0.0.4; charset=utf-8",
+                )
+            else:
+                response = await serve_control(self.registry, request)
+        except ApiError as error:
+            response = error_response(error)
+        except ClientGoneError:
+            return
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.path)
+            response = error_response(
+                ApiError(500, f"internal error: {type(error).__name__}: {error}")
+            )
+        await response.send(send)
+
+    async def _sandbox(self, sandbox_id: str, request: Request, send: Send) -> None:
+        port = next(
+            (request.headers[h] for h in _PORT_HEADERS if h in request.headers), str(ENVD_PORT)
+        )
+        if port != str(ENVD_PORT):
+            raise ApiError(
+                502,
+                f"port {port!r} of the sandbox is not open: this server forwards only {ENVD_PORT}",
+            )
+        record = await self.registry.reachable(sandbox_id)
+        await serve_envd(
+            record,
+            request,
+            send,
+            max_output=self.config.max_output_bytes,
+            max_request=self.config.max_request_bytes,
+        )
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.registry.start()
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.registry.close()
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,136 @@
+"""The command `twinkle-sandbox-server`."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+import uvicorn
+from twinkle_isolation import Limits
+
+from sandbox_server.app import create_app
+from sandbox_server.config import ServerConfig
+
+__all__ = ["main"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name is this machine's loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but loopback needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one and prints it.")] = 8800,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="TWINKLE_SANDBOX_API_KEY", help="Key that clients send as X-API-Key."),
+    ] = None,
+    isolation: Annotated[
+        Literal["auto", "bubblewrap", "process"],
+        typer.Option(
+            help="`bubblewrap` or nothing, `process` (no boundary), or the first that works."
+        ),
+    ] = "auto",
+    share: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Directory of the host that sandboxes see read-only; its bin/ comes first in PATH."
+        ),
+    ] = None,
+    template: Annotated[
+        list[str] | None, typer.Option(help="More names for the bare host, beside `base`.")
+    ] = None,
+    network: Annotated[
+        bool, typer.Option(help="Let sandboxes use the host's network, its loopback included.")
+    ] = False,
+    max_sandboxes: Annotated[int, typer.Option(min=1, help="Most sandboxes at once.")] = 256,
+    timeout_s: Annotated[
+        float, typer.Option(min=1, help="Lifetime when a request names none.")
+    ] = 300.0,
+    max_timeout_s: Annotated[
+        float, typer.Option(min=1, help="Longest lifetime, and longest pause.")
+    ] = 86400.0,
+    memory_mb: Annotated[int, typer.Option(min=32, help="Memory of one sandbox.")] = 1024,
+    disk_mb: Annotated[
+        int, typer.Option(min=1, help="Files of one sandbox (held in memory).")
+    ] = 512,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of one sandbox.")] = 128,
+    open_files: Annotated[int, typer.Option(min=16, help="Open files of one process.")] = 1024,
+    max_output_mb: Annotated[int, typer.Option(min=1, help="Output of one command.")] = 64,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Keep templates and snapshots here, over restarts.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve E2B-compatible sandboxes on this machine."""
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if not is_loopback(host) and not api_key:
+        raise typer.BadParameter(
+            f"--host {host} is not loopback: give --api-key (or TWINKLE_SANDBOX_API_KEY)"
+        )
+    config = ServerConfig(
+        api_key=api_key or None,
+        isolation=isolation,
+        shares=tuple(str(path) for path in share or ()),
+        limits=Limits(
+            memory_bytes=memory_mb << 20,
+            disk_bytes=disk_mb << 20,
+            processes=processes,
+            open_files=open_files,
+        ),
+        max_sandboxes=max_sandboxes,
+        default_timeout_s=min(timeout_s, max_timeout_s),
+        max_timeout_s=max_timeout_s,
+        max_output_bytes=max_output_mb << 20,
+        network=network,
+        templates=("base", *(template or ())),
+        data_dir=data_dir,
+    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio turns off Nagle's algorithm (40 ms per small answer).
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        raise typer.BadParameter(f"cannot listen on {host}:{port}: {error}") from error
+    sock.listen(2048)
+    sock.set_inheritable(False)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+    typer.echo(f"listening on {url} (pid {os.getpid()})")
+    settings = uvicorn.Config(
+        create_app(config),
+        loop="asyncio",  # uvloop starts processes three to four times slower
+        log_level=log_level.lower(),
+        access_log=False,
+        timeout_keep_alive=300,
+        timeout_graceful_shutdown=3,
+        lifespan="on",
+        ws="none",
+        date_header=False,
+        server_header=False,
+    )
+    uvicorn.Server(settings).run(sockets=[sock])
+
+
+def main() -> None:
+    """Run the command."""
+    app()

@@ -1,0 +1,53 @@
+"""What one server is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twinkle_isolation import IsolationMode, Limits
+
+__all__ = ["ENVD_PORT", "ENVD_VERSION", "ServerConfig"]
+
+ENVD_VERSION = "0.5.15"  # the version AgentENV ships; clients choose their requests by it
+ENVD_PORT = 49983
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of a server.
+
+    Attributes:
+        api_key: Wanted in `X-API-Key` (or as a bearer token) by the control plane; `None` lets everybody in.
+        isolation: As `twinkle_isolation.Launcher`.
+        shares: Directories of the host that sandboxes see read-only, `bin` in front of `PATH`.
+        limits: What each sandbox may use; a template may ask for less memory.
+        max_sandboxes: Running and paused ones together; more are refused with 429.
+        max_templates: Templates and snapshots; more are refused with 429.
+        max_snapshot_bytes: The longest snapshot file.
+        default_timeout_s: Lifetime of a sandbox whose request names none (`POST /v2/sandboxes`).
+        max_timeout_s: The longest lifetime a request may ask for, and the longest a sandbox is paused.
+        max_output_bytes: Output of one command; past it the command is killed.
+        max_request_bytes: The longest JSON request.
+        network: Let sandboxes use the host's network. They reach the server and everything on the host's loopback
+            then, so it is off by default.
+        templates: Names that exist from the start and mean the bare host.
+        data_dir: Where templates and snapshots are kept; a temporary directory by default.
+        domain: Reported to clients; empty leaves it out.
+    """
+
+    api_key: str | None = None
+    isolation: IsolationMode = "auto"
+    shares: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    max_sandboxes: int = 256
+    max_templates: int = 1000
+    max_snapshot_bytes: int = 2 << 30
+    default_timeout_s: float = 300.0
+    max_timeout_s: float = 24 * 3600.0
+    max_output_bytes: int = 64 << 20
+    max_request_bytes: int = 8 << 20
+    network: bool = False
+    templates: tuple[str, ...] = ("base",)
+    data_dir: Path | None = None
+    domain: str = ""

@@ -1,0 +1,303 @@
+"""The control plane: sandboxes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from sandbox_server.config import ENVD_VERSION
+from sandbox_server.errors import ApiError
+from sandbox_server.http import Request, Response, json_response
+from sandbox_server.record import SandboxRecord
+from sandbox_server.registry import CreateRequest, Registry, checked_timeout
+from sandbox_server.template_routes import TEMPLATE_ROUTES, Route
+
+__all__ = ["serve_control"]
+
+_V1_DEFAULT_TIMEOUT_S = 15.0
+_MAX_FORKS = 20
+_MAX_PAGE = 100
+_CLIENT_ID = "local"
+
+Handler = Callable[[Registry, Request, "re.Match[str]"], Awaitable[Response]]
+
+
+async def serve_control(registry: Registry, request: Request) -> Response:
+    """Answer one request of the control plane.
+
+    Raises:
+        ApiError: What the answer is then made from.
+    """
+    _check_key(registry, request)
+    allowed: set[str] = set()
+    for route in ROUTES:
+        match = route.pattern.fullmatch(request.path)
+        if match is None:
+            continue
+        if route.method == request.method:
+            return await route.handler(registry, request, match)
+        allowed.add(route.method)
+    if allowed:
+        raise ApiError(405, f"{request.method} {request.path}: use {' or '.join(sorted(allowed))}")
+    raise ApiError(404, f"route not found: {request.method} {request.path}")
+
+
+def _check_key(registry: Registry, request: Request) -> None:
+    key = registry.config.api_key
+    if key is None:
+        return
+    given = request.headers.get("x-api-key") or request.headers.get(
+        "authorization", ""
+    ).removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), key.encode()):
+        raise ApiError(401, "X-API-Key is missing or not this server's key")
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def session(registry: Registry, record: SandboxRecord) -> dict[str, Any]:
+    """Return what a client needs to reach a sandbox."""
+    answer: dict[str, Any] = {
+        "sandboxID": record.sandbox_id,
+        "templateID": record.template_id,
+        "clientID": _CLIENT_ID,
+        "envdVersion": ENVD_VERSION,
+    }
+    if record.alias is not None:
+        answer["alias"] = record.alias
+    if record.token is not None:
+        answer["envdAccessToken"] = record.token
+    if registry.config.domain:
+        answer["domain"] = registry.config.domain
+    return answer
+
+
+def _listed(record: SandboxRecord) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "sandboxID": record.sandbox_id,
+        "templateID": record.template_id,
+        "clientID": _CLIENT_ID,
+        "envdVersion": ENVD_VERSION,
+        "startedAt": _time(record.started_at),
+        "endAt": _time(record.ends_at),
+        "cpuCount": 1,
+        "memoryMB": record.memory_bytes >> 20,
+        "diskSizeMB": record.disk_bytes >> 20,
+        "state": record.state,
+        "metadata": record.metadata,
+    }
+    if record.alias is not None:
+        answer["alias"] = record.alias
+    return answer
+
+
+async def _create(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    message = await request.json(registry.config.max_request_bytes)
+    v2 = match["v2"] is not None
+    default = registry.config.default_timeout_s if v2 else _V1_DEFAULT_TIMEOUT_S
+    wanted = CreateRequest(message, registry.config, default)
+    key = request.headers.get("idempotency-key")
+    secure = v2 or bool(message.get("secure"))
+    record = await registry.create(wanted, secure=secure, key=key, message=message)
+    return json_response(session(registry, record), 201)
+
+
+async def _connect(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    record = registry.get(match["id"])
+    message = await request.json(registry.config.max_request_bytes)
+    timeout = checked_timeout(
+        message.get("timeout", registry.config.default_timeout_s), registry.config
+    )
+    if await registry.resume(record, timeout):
+        return json_response(session(registry, record), 201)
+    registry.extend(record, timeout)
+    return json_response(session(registry, record), 200)
+
+
+async def _resume(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    record = registry.get(match["id"])
+    message = await request.json(registry.config.max_request_bytes)
+    timeout = checked_timeout(message.get("timeout", _V1_DEFAULT_TIMEOUT_S), registry.config)
+    if "autoPause" in message:
+        record.auto_pause = bool(message["autoPause"])
+    if not await registry.resume(record, timeout):
+        raise ApiError(409, f"sandbox {record.sandbox_id!r} is running already")
+    return json_response(session(registry, record), 201)
+
+
+async def _list(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    limit = request.number("limit", least=1, most=1000, default=_MAX_PAGE)
+    default_state = "running,paused" if match["v2"] else "running"
+    states = set((request.parameter("state") or default_state).split(","))
+    if not states <= {"running", "paused"}:
+        raise ApiError(400, f"state={request.parameter('state')!r}: use running, paused or both")
+    wanted = _metadata_filter(request)
+    template = request.parameter("template")
+    descending = request.parameter("order") != "asc"
+    started_after = request.parameter("startedAfter")
+    after = _parse_time(started_after) if started_after else None
+    records = [
+        record
+        for record in registry.records.values()
+        if record.state in states
+        and wanted.items() <= record.metadata.items()
+        and (template is None or template in (record.template_id, record.alias))
+        and (after is None or record.started_at > after)
+    ]
+    records.sort(key=lambda r: (r.started_at, r.sandbox_id), reverse=descending)
+    token = request.parameter("nextToken")
+    if token:
+        last = _decode_token(token)
+        records = [
+            r
+            for r in records
+            if (
+                (r.started_at, r.sandbox_id) < last
+                if descending
+                else (r.started_at, r.sandbox_id) > last
+            )
+        ]
+    page = records[:limit] if match["v2"] else records
+    headers: list[tuple[str, str]] = []
+    if len(page) < len(records):
+        headers.append(("x-next-token", _encode_token(page[-1])))
+    return json_response([_listed(record) for record in page], headers=headers)
+
+
+def _metadata_filter(request: Request) -> dict[str, str]:
+    text = request.parameter("metadata")
+    if not text:
+        return {}
+    # The SDK quotes names and values once before it builds the query string.
+    return {
+        unquote(name): unquote(value) for name, value in parse_qsl(text, keep_blank_values=True)
+    }
+
+
+def _parse_time(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text.replace(" ", "+")).timestamp()
+    except ValueError as error:
+        raise ApiError(400, f"startedAfter={text!r} is not a time") from error
+
+
+def _encode_token(record: SandboxRecord) -> str:
+    return base64.urlsafe_b64encode(f"{record.started_at!r}|{record.sandbox_id}".encode()).decode()
+
+
+def _decode_token(token: str) -> tuple[float, str]:
+    try:
+        moment, _, sandbox_id = base64.urlsafe_b64decode(token).decode().partition("|")
+        return float(moment), sandbox_id
+    except (binascii.Error, ValueError) as error:
+        raise ApiError(400, f"nextToken={token!r} is not a token of this server") from error
+
+
+async def _info(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    record = registry.get(match["id"])
+    answer = session(registry, record) | _listed(record)
+    answer["allowInternetAccess"] = record.allow_internet
+    answer["lifecycle"] = {
+        "onTimeout": "pause" if record.auto_pause else "kill",
+        "autoResume": record.auto_resume,
+    }
+    return json_response(answer)
+
+
+async def _kill(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    await registry.kill(registry.get(match["id"]))
+    return Response(204)
+
+
+async def _timeout(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    record = registry.get(match["id"])
+    message = await request.json(registry.config.max_request_bytes)
+    registry.set_timeout(record, checked_timeout(message.get("timeout"), registry.config))
+    return Response(204)
+
+
+async def _refresh(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    record = registry.get(match["id"])
+    message = await request.json(registry.config.max_request_bytes)
+    duration = checked_timeout(message.get("duration", _V1_DEFAULT_TIMEOUT_S), registry.config)
+    registry.extend(record, duration)
+    return Response(204)
+
+
+async def _pause(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    message = await request.json(registry.config.max_request_bytes)
+    if message.get("memory") is False:
+        raise ApiError(400, "a pause without memory is not supported: take a snapshot instead")
+    await registry.pause(registry.get(match["id"]))
+    return Response(204)
+
+
+async def _fork(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    record = registry.get(match["id"])
+    message = await request.json(registry.config.max_request_bytes)
+    count = message.get("count", 1)
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_FORKS:
+        raise ApiError(400, f"count={count!r} is not a number in 1..{_MAX_FORKS}")
+    timeout = checked_timeout(
+        message.get("timeout", registry.config.default_timeout_s), registry.config
+    )
+    answers: list[dict[str, Any]] = []
+    for result in await registry.fork(record, count, timeout):
+        if isinstance(result, ApiError):
+            answers.append({"error": {"code": result.status, "message": result.message}})
+        else:
+            answers.append({"sandbox": session(registry, result)})
+    return json_response(answers, 201)
+
+
+async def _metrics(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    record = registry.get(match["id"])
+    usage = await record.sandbox.usage()
+    now = datetime.now(UTC)
+    sample = {
+        "timestamp": now.isoformat().replace("+00:00", "Z"),
+        "timestampUnix": int(now.timestamp()),
+        "cpuCount": 1,
+        "cpuUsedPct": 0.0,
+        "memUsed": usage.memory_bytes,
+        "memTotal": record.memory_bytes,
+        "memCache": 0,
+        "diskUsed": usage.disk_used_bytes,
+        "diskTotal": usage.disk_total_bytes,
+    }
+    return json_response([sample])
+
+
+async def _network(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    registry.get(match["id"])
+    raise ApiError(400, "the network of a running sandbox cannot be changed on this server")
+
+
+def _route(method: str, pattern: str, handler: Handler) -> Route:
+    return Route(method, re.compile(pattern), handler)
+
+
+_ID = r"(?P<id>[A-Za-z0-9_-]+)"
+ROUTES: list[Route] = [
+    _route("POST", r"(?P<v2>/v2)?/sandboxes", _create),
+    _route("GET", r"(?P<v2>/v2)?/sandboxes", _list),
+    _route("POST", rf"(/v2)?/sandboxes/{_ID}/connect", _connect),
+    _route("POST", rf"(/v2)?/sandboxes/{_ID}/resume", _resume),
+    _route("POST", rf"(/v2)?/sandboxes/{_ID}/pause", _pause),
+    _route("POST", rf"(/v2)?/sandboxes/{_ID}/timeout", _timeout),
+    _route("POST", rf"(/v2)?/sandboxes/{_ID}/refreshes", _refresh),
+    _route("POST", rf"(/v2)?/sandboxes/{_ID}/fork", _fork),
+    _route("GET", rf"(/v2)?/sandboxes/{_ID}/metrics", _metrics),
+    _route("PUT", rf"(/v2)?/sandboxes/{_ID}/network", _network),
+    _route("GET", rf"(/v2)?/sandboxes/{_ID}", _info),
+    _route("DELETE", rf"(/v2)?/sandboxes/{_ID}", _kill),
+    *TEMPLATE_ROUTES,
+]

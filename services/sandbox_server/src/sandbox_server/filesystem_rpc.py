@@ -1,0 +1,159 @@
+"""The service `filesystem.Filesystem` of envd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+from twinkle_isolation import DirEntry, WatchEvent
+
+from sandbox_server.connect import Message, timeout_s
+from sandbox_server.errors import ApiError
+from sandbox_server.http import Request
+from sandbox_server.record import SandboxRecord
+
+__all__ = ["FilesystemService", "locate"]
+
+_TYPES = {
+    "file": "FILE_TYPE_FILE",
+    "dir": "FILE_TYPE_DIRECTORY",
+    "symlink": "FILE_TYPE_SYMLINK",
+    "other": "FILE_TYPE_UNSPECIFIED",
+}
+_DEFAULT_KEEPALIVE_S = 90.0
+
+
+def locate(record: SandboxRecord, path: object) -> str:
+    """Return a request's path as the sandbox takes it: relative ones start at the template's directory.
+
+    Raises:
+        ApiError: It is not text.
+    """
+    if not isinstance(path, str):
+        raise ApiError(400, f"path must be text: got {path!r}")
+    if record.default_cwd is not None and not path.startswith(("/", "~")):
+        return f"{record.default_cwd}/{path}" if path else record.default_cwd
+    return path
+
+
+class FilesystemService:
+    """Serve one request to one sandbox."""
+
+    def __init__(self, record: SandboxRecord, request: Request, user: str | None) -> None:
+        self.record = record
+        self.sandbox = record.sandbox
+        self.request = request
+        self.user = user or record.default_user
+
+    def _path(self, message: Message, key: str = "path") -> str:
+        return locate(self.record, message.get(key, ""))
+
+    async def stat(self, message: Message) -> Message:
+        """Describe a path."""
+        return {"entry": _entry(await self.sandbox.stat(self._path(message), user=self.user))}
+
+    async def make_dir(self, message: Message) -> Message:
+        """Make a directory."""
+        return {"entry": _entry(await self.sandbox.make_dir(self._path(message), user=self.user))}
+
+    async def move(self, message: Message) -> Message:
+        """Rename a path."""
+        source, destination = self._path(message, "source"), self._path(message, "destination")
+        return {"entry": _entry(await self.sandbox.move(source, destination, user=self.user))}
+
+    async def list_dir(self, message: Message) -> Message:
+        """List a directory."""
+        depth = int(message.get("depth") or 1)
+        entries = await self.sandbox.list_dir(self._path(message), user=self.user, depth=depth)
+        return {"entries": [_entry(entry) for entry in entries]}
+
+    async def remove(self, message: Message) -> Message:
+        """Remove a path."""
+        await self.sandbox.remove(self._path(message), user=self.user)
+        return {}
+
+    async def create_watcher(self, message: Message) -> Message:
+        """Begin to collect changes."""
+        recursive = bool(message.get("recursive"))
+        watch = await self.sandbox.watch(self._path(message), user=self.user, recursive=recursive)
+        return {"watcherId": self.record.watchers.add(watch)}
+
+    async def get_watcher_events(self, message: Message) -> Message:
+        """Return the changes since the last call."""
+        events = self.record.watchers.find(message.get("watcherId", "")).take()
+        return {"events": [_event(event) for event in events if event.kind != "overflow"]}
+
+    async def remove_watcher(self, message: Message) -> Message:
+        """Stop collecting changes."""
+        await self.record.watchers.remove(message.get("watcherId", ""))
+        return {}
+
+    async def watch_dir(self, message: Message) -> AsyncIterator[Message]:
+        """Stream changes."""
+        recursive = bool(message.get("recursive"))
+        deadline = timeout_s(self.request)
+        interval = self.request.headers.get("keepalive-ping-interval", "")
+        keepalive = (
+            float(interval) if interval.isdigit() and int(interval) > 0 else _DEFAULT_KEEPALIVE_S
+        )
+        watch = await self.sandbox.watch(self._path(message), user=self.user, recursive=recursive)
+        queue: asyncio.Queue[WatchEvent | None] = asyncio.Queue(maxsize=1000)
+
+        async def collect() -> None:
+            async for event in watch.events():
+                await queue.put(event)
+            await queue.put(None)
+
+        task = asyncio.create_task(collect())
+        try:
+            yield {"start": {}}
+            async with asyncio.timeout(deadline):
+                while True:
+                    get = asyncio.create_task(queue.get())
+                    done, _ = await asyncio.wait(
+                        {get, task}, timeout=keepalive, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if get not in done:
+                        get.cancel()
+                        if task in done:
+                            task.result()
+                            return
+                        yield {"keepalive": {}}
+                        continue
+                    event = get.result()
+                    if event is None:
+                        return
+                    if event.kind != "overflow":
+                        yield {"filesystem": _event(event)}
+        except TimeoutError as error:
+            raise ApiError(504, "the time to watch is over", code="deadline_exceeded") from error
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch.close()
+
+
+def _event(event: WatchEvent) -> Message:
+    return {"name": event.name, "type": f"EVENT_TYPE_{event.kind.upper()}"}
+
+
+def _entry(entry: DirEntry) -> Message:
+    # RFC 3339 with nine digits, the JSON form of google.protobuf.Timestamp.
+    seconds, nanos = divmod(entry.modified_ns, 10**9)
+    moment = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    message: Message = {
+        "name": entry.name,
+        "type": _TYPES[entry.type],
+        "path": entry.path,
+        "size": str(entry.size),
+        "mode": entry.mode,
+        "permissions": entry.permissions,
+        "owner": entry.owner,
+        "group": entry.group,
+        "modifiedTime": f"{moment}.{nanos:09d}Z",
+    }
+    if entry.target is not None:
+        message["symlinkTarget"] = entry.target
+    return message

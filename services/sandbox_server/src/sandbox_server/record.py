@@ -1,0 +1,50 @@
+"""What the server knows of one sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from twinkle_isolation import Sandbox
+
+from sandbox_server.processes import ProcessTable
+from sandbox_server.watchers import WatcherTable
+
+__all__ = ["SandboxRecord"]
+
+
+@dataclass(eq=False, kw_only=True)
+class SandboxRecord:
+    """One sandbox with its lease.
+
+    Attributes:
+        ends_at: When the lease ends (`time.time`); a paused sandbox has its own, longer one.
+        auto_pause: At the end of the lease: pause instead of kill.
+        auto_resume: A request to a paused sandbox resumes it.
+        env: Environment of every program, from the template and the create request.
+        lock: Held while the state changes.
+    """
+
+    sandbox_id: str
+    template_id: str
+    alias: str | None
+    sandbox: Sandbox
+    metadata: dict[str, str]
+    env: dict[str, str]
+    default_user: str
+    default_cwd: str | None
+    token: str | None
+    timeout_s: float
+    ends_at: float
+    auto_pause: bool
+    auto_resume: bool
+    allow_internet: bool
+    memory_bytes: int
+    disk_bytes: int
+    started_at: float = field(default_factory=time.time)
+    state: Literal["running", "paused"] = "running"
+    processes: ProcessTable = field(default_factory=ProcessTable)
+    watchers: WatcherTable = field(default_factory=WatcherTable)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -1,0 +1,496 @@
+"""The sandboxes of one server: their lives from create to kill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+from twinkle_isolation import Launcher, SandboxLostError, SandboxSpec, SandboxStartError
+
+from sandbox_server.config import ServerConfig
+from sandbox_server.errors import ApiError
+from sandbox_server.metrics import Metrics
+from sandbox_server.record import SandboxRecord
+from sandbox_server.templates import Template, TemplateStore, new_id
+
+logger = logging.getLogger(__name__)
+__all__ = ["CreateRequest", "Registry"]
+
+_TICK_S = 0.25
+_RESUMED_TIMEOUT_S = 300.0
+_START_SETTLE_S = 0.2
+_MAX_IDEMPOTENCY_KEYS = 4096
+_MAX_METADATA_BYTES = 64 << 10
+
+
+class CreateRequest:
+    """A create request, checked.
+
+    Raises:
+        ApiError: Something in it is not possible (400).
+    """
+
+    def __init__(
+        self, message: dict[str, Any], config: ServerConfig, default_timeout_s: float
+    ) -> None:
+        self.template = message.get("templateID") or "base"
+        if not isinstance(self.template, str):
+            raise ApiError(400, f"templateID must be text: got {self.template!r}")
+        self.timeout_s = checked_timeout(message.get("timeout", default_timeout_s), config)
+        self.metadata = _texts(message.get("metadata"), "metadata")
+        self.env = _texts(message.get("envVars"), "envVars")
+        self.auto_pause = bool(message.get("autoPause", False))
+        self.auto_resume = bool((message.get("autoResume") or {}).get("enabled", False))
+        internet = message.get("allow_internet_access", message.get("allowInternetAccess"))
+        self.network = config.network if internet is None else bool(internet)
+        if self.network and not config.network:
+            raise ApiError(
+                400, "allow_internet_access=true: this server was started without --network"
+            )
+        if message.get("volumeMounts"):
+            raise ApiError(400, "volumeMounts are not supported by this server")
+        if message.get("mcp"):
+            raise ApiError(400, "mcp is not supported by this server")
+
+
+def checked_timeout(value: object, config: ServerConfig) -> float:
+    """Return a lifetime in seconds.
+
+    Raises:
+        ApiError: It is not a number in range (400).
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 <= value <= config.max_timeout_s
+    ):
+        raise ApiError(
+            400, f"timeout={value!r} is not a number of seconds in 0..{config.max_timeout_s:g}"
+        )
+    return float(value)
+
+
+def _texts(value: object, name: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(
+        isinstance(k, str) and isinstance(v, str)
+        for k, v in value.items()  # pyright: ignore[reportUnknownVariableType]
+    ):
+        raise ApiError(400, f"{name} must be an object of text values: got {value!r}")
+    texts: dict[str, str] = value  # pyright: ignore[reportUnknownVariableType]
+    if sum(len(k) + len(v) for k, v in texts.items()) > _MAX_METADATA_BYTES:
+        raise ApiError(400, f"{name} is longer than {_MAX_METADATA_BYTES} bytes")
+    return texts
+
+
+class Registry:
+    """Everything that lives on one server."""
+
+    def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.templates = TemplateStore(
+            config.data_dir, limit=config.max_templates, base_names=config.templates
+        )
+        self.records: dict[str, SandboxRecord] = {}
+        self._launcher = Launcher(
+            isolation=config.isolation,
+            shares=config.shares,
+            data_dir=None,
+        )
+        self._starting = 0
+        self._keys: OrderedDict[str, tuple[str, asyncio.Future[SandboxRecord]]] = OrderedDict()
+        self._secret = secrets.token_bytes(32)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._reaper: asyncio.Task[None] | None = None
+
+    @property
+    def isolation(self) -> str:
+        """`bubblewrap` or `process`."""
+        return self._launcher.info.mode
+
+    async def start(self) -> None:
+        """Start the launcher and the clock.
+
+        Raises:
+            IsolationUnavailableError: The isolation asked for does not work here.
+        """
+        await self._launcher.start()
+        self._reaper = asyncio.get_running_loop().create_task(self._reap())
+
+    async def close(self) -> None:
+        """Kill every sandbox."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._launcher.close()
+        self.templates.close()
+
+    # Create
+
+    async def create(
+        self, request: CreateRequest, *, secure: bool, key: str | None, message: dict[str, Any]
+    ) -> SandboxRecord:
+        """Make a sandbox; with the same idempotency key, return the one that was made.
+
+        Raises:
+            ApiError: No room (429), no such template (404), it did not start (500), the key was used for another
+                request (422).
+        """
+        if key is None:
+            return await self._create(request, secure=secure)
+        digest = hashlib.sha256(json.dumps(message, sort_keys=True).encode()).hexdigest()
+        if key in self._keys:
+            known, future = self._keys[key]
+            if known != digest:
+                raise ApiError(422, f"Idempotency-Key {key!r} was used for another request")
+            return await asyncio.shield(future)
+        future = asyncio.get_running_loop().create_future()
+        self._keys[key] = (digest, future)
+        while len(self._keys) > _MAX_IDEMPOTENCY_KEYS:
+            self._keys.popitem(last=False)
+
+        async def run() -> None:
+            try:
+                future.set_result(await self._create(request, secure=secure))
+            except BaseException as error:
+                self._keys.pop(key, None)  # a failure may be tried again
+                future.set_exception(
+                    error
+                    if isinstance(error, Exception)
+                    else ApiError(503, "the server is closing")
+                )
+                future.exception()
+
+        # In a task of its own: a client that gives up must find the same sandbox when it asks again.
+        self.spawn(run())
+        return await asyncio.shield(future)
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        """Run something that ends with the server at the latest."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _create(self, request: CreateRequest, *, secure: bool) -> SandboxRecord:
+        template = self.templates.get(request.template)
+        begun = time.perf_counter()
+        record = await self.launch(
+            template,
+            env=template.env | request.env,
+            network=request.network,
+            timeout_s=request.timeout_s,
+            metadata=request.metadata,
+            secure=secure,
+            auto_pause=request.auto_pause,
+            auto_resume=request.auto_resume,
+        )
+        self.metrics.create_seconds.observe(time.perf_counter() - begun)
+        return record
+
+    async def launch(
+        self,
+        template: Template,
+        *,
+        env: dict[str, str],
+        network: bool,
+        timeout_s: float,
+        metadata: dict[str, str],
+        secure: bool,
+        auto_pause: bool = False,
+        auto_resume: bool = False,
+        run_start_cmd: bool = True,
+    ) -> SandboxRecord:
+        """Start a sandbox from a template and hold it.
+
+        Raises:
+            ApiError: No room (429), or it did not start (500).
+        """
+        limit = self.config.max_sandboxes
+        if len(self.records) + self._starting >= limit:
+            self.metrics.refused.inc()
+            raise ApiError(
+                429, f"{limit} sandboxes exist already, the most this server holds", retry_after_s=1
+            )
+        sandbox_id = new_id()
+        limits = self.config.limits
+        if template.memory_mb is not None:
+            wanted = max(64, template.memory_mb) << 20
+            limits = replace(limits, memory_bytes=min(limits.memory_bytes, wanted))
+        spec = SandboxSpec(hostname=sandbox_id[:12], network=network, limits=limits)
+        self._starting += 1
+        try:
+            sandbox = await self._launcher.create(
+                spec, archive=self.templates.archive_path(template)
+            )
+        except (SandboxStartError, OSError) as error:
+            self.metrics.failed.inc()
+            raise ApiError(500, str(error)) from error
+        finally:
+            self._starting -= 1
+        if self._launcher.info.mode == "process":
+            metadata = {**metadata, "isolation": "process"}
+        token = None
+        if secure:
+            token = hmac.new(self._secret, sandbox_id.encode(), hashlib.sha256).hexdigest()
+        record = SandboxRecord(
+            sandbox_id=sandbox_id,
+            template_id=template.template_id,
+            alias=template.names[0] if template.names else None,
+            sandbox=sandbox,
+            metadata=metadata,
+            env=env,
+            default_user=template.user,
+            default_cwd=template.workdir,
+            token=token,
+            timeout_s=timeout_s,
+            ends_at=time.time() + timeout_s,
+            auto_pause=auto_pause,
+            auto_resume=auto_resume,
+            allow_internet=network,
+            memory_bytes=limits.memory_bytes,
+            disk_bytes=limits.disk_bytes,
+        )
+        self.records[sandbox_id] = record
+        self.metrics.created.inc()
+        self.spawn(self._forget_when_ended(record))
+        template.spawn_count += 1
+        if template.start_cmd and run_start_cmd:
+            await self.run_start_cmd(record, template.start_cmd)
+        return record
+
+    async def run_start_cmd(self, record: SandboxRecord, command: str) -> None:
+        """Start a template's start command and give it a moment."""
+        process = await record.sandbox.start(
+            ["/bin/bash", "-l", "-c", command],
+            env=record.env,
+            cwd=record.default_cwd,
+            user=record.default_user,
+        )
+        process.detach()
+
+        async def listen() -> None:
+            with contextlib.suppress(SandboxLostError):
+                await process.wait()
+
+        task = self.spawn(listen())
+        await asyncio.wait({task}, timeout=_START_SETTLE_S)
+
+    async def _forget_when_ended(self, record: SandboxRecord) -> None:
+        await record.sandbox.wait_ended()
+        if self.records.pop(record.sandbox_id, None) is not None:
+            self.metrics.lost.inc()
+            logger.warning("sandbox %s ended by itself", record.sandbox_id)
+
+    # Look up
+
+    def get(self, sandbox_id: str) -> SandboxRecord:
+        """Return a sandbox.
+
+        Raises:
+            ApiError: There is none with that id (404).
+        """
+        record = self.records.get(sandbox_id)
+        if record is None:
+            raise ApiError(404, f"sandbox {sandbox_id!r} was not found: it ended or never was")
+        return record
+
+    async def reachable(self, sandbox_id: str) -> SandboxRecord:
+        """Return a running sandbox for a request to it, resumed if that was agreed.
+
+        Raises:
+            ApiError: It is not there or paused (502, as E2B's proxy answers).
+        """
+        record = self.records.get(sandbox_id)
+        if record is None:
+            raise ApiError(502, f"the sandbox {sandbox_id!r} was not found: it ended or never was")
+        if record.state == "paused":
+            if not record.auto_resume:
+                raise ApiError(
+                    502,
+                    f"the running sandbox {sandbox_id!r} was not found: it is paused, connect to resume it",
+                )
+            await self.resume(record, max(record.timeout_s, _RESUMED_TIMEOUT_S))
+        return record
+
+    # Life
+
+    async def kill(self, record: SandboxRecord) -> None:
+        """End a sandbox and wait until nothing of it is left."""
+        if self.records.pop(record.sandbox_id, None) is not None:
+            self.metrics.killed.inc()
+        await record.sandbox.kill()
+
+    async def pause(self, record: SandboxRecord) -> None:
+        """Stop the sandbox's processes; its lease becomes the longest allowed.
+
+        Raises:
+            ApiError: It is paused already (409), or gone (404).
+        """
+        async with record.lock:
+            if record.state == "paused":
+                raise ApiError(409, f"sandbox {record.sandbox_id!r} is paused already")
+            try:
+                await record.sandbox.pause()
+            except SandboxLostError as error:
+                raise ApiError(
+                    404, f"sandbox {record.sandbox_id!r} was not found: {error}"
+                ) from error
+            record.state = "paused"
+            record.ends_at = time.time() + self.config.max_timeout_s
+
+    async def resume(self, record: SandboxRecord, timeout_s: float) -> bool:
+        """Let the processes go on with a new lease; return whether it was paused.
+
+        Raises:
+            ApiError: It is gone (404).
+        """
+        async with record.lock:
+            if record.state == "running":
+                return False
+            try:
+                await record.sandbox.resume()
+            except SandboxLostError as error:
+                raise ApiError(
+                    404, f"sandbox {record.sandbox_id!r} was not found: {error}"
+                ) from error
+            record.state = "running"
+            record.timeout_s = timeout_s
+            record.ends_at = time.time() + timeout_s
+            return True
+
+    def extend(self, record: SandboxRecord, timeout_s: float) -> None:
+        """Let the lease end not before `timeout_s` from now; never shorten it."""
+        record.timeout_s = max(record.timeout_s, timeout_s)
+        record.ends_at = max(record.ends_at, time.time() + timeout_s)
+
+    def set_timeout(self, record: SandboxRecord, timeout_s: float) -> None:
+        """Let the lease end `timeout_s` from now."""
+        record.timeout_s = timeout_s
+        record.ends_at = time.time() + timeout_s
+
+    async def snapshot(self, record: SandboxRecord, names: list[str]) -> Template:
+        """Save the files of a sandbox (no memory); its processes stand still meanwhile.
+
+        Raises:
+            ApiError: Too many snapshots (429), too long (413), no space (507), the sandbox is gone (404).
+        """
+        source = self.templates.find(record.template_id)
+        template = Template(
+            template_id=new_id(),
+            names=names,
+            is_snapshot=True,
+            source_sandbox_id=record.sandbox_id,
+            env=dict(record.env),
+            user=record.default_user,
+            workdir=record.default_cwd,
+            start_cmd=source.start_cmd if source else None,
+            memory_mb=record.memory_bytes >> 20,
+        )
+        self.templates.add(template)
+        try:
+            template.archive = await self.save_files(record)
+        except BaseException:
+            self.templates.delete(template)
+            raise
+        template.ready = True
+        self.templates.save(template)
+        return template
+
+    async def save_files(self, record: SandboxRecord) -> str:
+        """Write the sandbox's files to an archive of the store; return its name."""
+        async with record.lock:
+            try:
+                await record.sandbox.pause()
+                try:
+                    return await self.templates.store_archive(
+                        record.sandbox.snapshot(), self.config.max_snapshot_bytes
+                    )
+                finally:
+                    if record.state == "running":
+                        await record.sandbox.resume()
+            except SandboxLostError as error:
+                raise ApiError(
+                    404, f"sandbox {record.sandbox_id!r} was not found: {error}"
+                ) from error
+
+    async def fork(
+        self, record: SandboxRecord, count: int, timeout_s: float
+    ) -> list[SandboxRecord | ApiError]:
+        """Make `count` sandboxes with the files of one; each succeeds or fails alone.
+
+        Raises:
+            ApiError: The files could not be saved.
+        """
+        template = Template(
+            template_id=record.template_id,
+            names=[] if record.alias is None else [record.alias],
+            ready=True,
+            user=record.default_user,
+            workdir=record.default_cwd,
+            memory_mb=record.memory_bytes >> 20,
+        )
+        template.archive = await self.save_files(record)
+        try:
+            results = await asyncio.gather(
+                *(
+                    self.launch(
+                        template,
+                        env=dict(record.env),
+                        network=record.allow_internet,
+                        timeout_s=timeout_s,
+                        metadata=dict(record.metadata),
+                        secure=record.token is not None,
+                        auto_pause=record.auto_pause,
+                        auto_resume=record.auto_resume,
+                    )
+                    for _ in range(count)
+                ),
+                return_exceptions=True,
+            )
+        finally:
+            (self.templates.directory / template.archive).unlink(missing_ok=True)
+        answers: list[SandboxRecord | ApiError] = []
+        for result in results:
+            if isinstance(result, (SandboxRecord, ApiError)):
+                answers.append(result)
+            elif isinstance(result, Exception):
+                answers.append(ApiError(500, f"{type(result).__name__}: {result}"))
+            else:
+                raise result
+        return answers
+
+    async def _reap(self) -> None:
+        """End the leases that are over."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.time()
+            for record in [
+                r for r in self.records.values() if r.ends_at <= now and not r.lock.locked()
+            ]:
+                self.spawn(self._expire(record))
+
+    async def _expire(self, record: SandboxRecord) -> None:
+        try:
+            if record.auto_pause and record.state == "running":
+                with contextlib.suppress(ApiError):
+                    await self.pause(record)
+                self.metrics.expired.inc()
+                return
+            self.metrics.expired.inc()
+            await self.kill(record)
+        except Exception:
+            logger.exception("sandbox %s could not be ended", record.sandbox_id)

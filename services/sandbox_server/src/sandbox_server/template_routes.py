@@ -1,0 +1,236 @@
+"""The control plane: templates, their builds, and snapshots."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+from sandbox_server.build import BuildRequest, run_build
+from sandbox_server.config import ENVD_VERSION
+from sandbox_server.errors import ApiError
+from sandbox_server.http import Request, Response, json_response
+from sandbox_server.registry import Registry
+from sandbox_server.templates import BuildState, Template, new_id
+
+__all__ = ["TEMPLATE_ROUTES", "Route"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+_MAX_LOGS = 100
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method on one family of paths."""
+
+    method: str
+    pattern: re.Pattern[str]
+    handler: Callable[[Registry, Request, re.Match[str]], Awaitable[Response]]
+
+
+def _checked_name(value: object) -> tuple[str, list[str]]:
+    if not isinstance(value, str):
+        raise ApiError(400, f"name must be text: got {value!r}")
+    name, _, tag = value.partition(":")
+    if not _NAME.fullmatch(name):
+        raise ApiError(400, f"name {value!r} is not possible: letters, digits, `.`, `_`, `-`, `/`")
+    return name, [tag] if tag else []
+
+
+def _described(template: Template) -> dict[str, Any]:
+    def moment(seconds: float) -> str:
+        return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+    return {
+        "templateID": template.template_id,
+        "buildID": template.build_id or "00000000-0000-0000-0000-000000000000",
+        "cpuCount": template.cpu_count or 1,
+        "memoryMB": template.memory_mb or 0,
+        "diskSizeMB": 0,
+        "public": False,
+        "aliases": template.names,
+        "names": template.names,
+        "createdAt": moment(template.created_at),
+        "updatedAt": moment(template.updated_at),
+        "createdBy": None,
+        "lastSpawnedAt": None,
+        "spawnCount": template.spawn_count,
+        "buildCount": template.build_count,
+        "envdVersion": ENVD_VERSION,
+        "buildStatus": "ready" if template.ready else "building",
+    }
+
+
+async def _request_build(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    message = await request.json(registry.config.max_request_bytes)
+    name, tags = _checked_name(message.get("name") or message.get("alias"))
+    tags += [tag for tag in message.get("tags") or [] if isinstance(tag, str)]
+    template = registry.templates.find(name)
+    if template is None:
+        template = Template(template_id=new_id(), names=[name])
+        registry.templates.add(template)
+    elif template.is_snapshot or template.template_id in registry.config.templates:
+        raise ApiError(400, f"name {name!r} is taken by a snapshot or a template of the server")
+    template.tags = sorted({*template.tags, *tags})
+    build_id = _new_build_id()
+    registry.templates.builds[build_id] = BuildState(
+        template_id=template.template_id,
+        build_id=build_id,
+        memory_mb=message.get("memoryMB"),
+        cpu_count=message.get("cpuCount"),
+    )
+    answer = {
+        "templateID": template.template_id,
+        "buildID": build_id,
+        "public": False,
+        "names": template.names,
+        "tags": tags or ["default"],
+        "aliases": template.names,
+    }
+    return json_response(answer, 202)
+
+
+def _new_build_id() -> str:
+    import uuid
+
+    return str(uuid.uuid4())
+
+
+def _build(registry: Registry, match: re.Match[str]) -> BuildState:
+    build = registry.templates.builds.get(match["build"])
+    template = registry.templates.find(unquote(match["id"]))
+    if build is None or template is None or build.template_id != template.template_id:
+        raise ApiError(404, f"build {match['build']!r} of template {match['id']!r} not found")
+    return build
+
+
+async def _start_build(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    build = _build(registry, match)
+    if build.status != "waiting":
+        raise ApiError(409, f"build {build.build_id!r} was started already")
+    wanted = BuildRequest.parse(await request.json(registry.config.max_request_bytes))
+    build.status = "building"
+    build.task = registry.spawn(run_build(registry, build, wanted))
+    return Response(202)
+
+
+async def _build_status(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    build = _build(registry, match)
+    offset = request.number("logsOffset", least=0, most=10**9, default=0)
+    limit = request.number("limit", least=0, most=_MAX_LOGS, default=_MAX_LOGS)
+    logs = build.logs[offset : offset + limit]
+    answer: dict[str, Any] = {
+        "templateID": build.template_id,
+        "buildID": build.build_id,
+        "status": build.status,
+        "logs": [entry["message"] for entry in logs],
+        "logEntries": logs,
+    }
+    if build.reason is not None:
+        answer["reason"] = build.reason
+    return json_response(answer)
+
+
+async def _alias(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    template = registry.templates.find(unquote(match["id"]))
+    if template is None:
+        raise ApiError(404, f"template {unquote(match['id'])!r} not found")
+    return json_response({"templateID": template.template_id, "public": False})
+
+
+async def _list(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    return json_response([_described(t) for t in registry.templates.all(snapshots=False)])
+
+
+async def _get(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    template = registry.templates.find(unquote(match["id"]))
+    if template is None:
+        raise ApiError(404, f"template {unquote(match['id'])!r} not found")
+    return json_response(_described(template) | {"builds": []})
+
+
+async def _delete(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    name = unquote(match["id"])
+    template = registry.templates.find(name)
+    if template is None:
+        raise ApiError(404, f"template {name!r} not found")
+    if template.template_id in registry.config.templates:
+        raise ApiError(400, f"template {name!r} belongs to the server")
+    registry.templates.delete(template)
+    return Response(204)
+
+
+async def _files(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    raise ApiError(
+        400, "COPY steps are not supported: write the files in a sandbox and snapshot it"
+    )
+
+
+async def _snapshot(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    message = await request.json(registry.config.max_request_bytes)
+    if message.get("memory") is True:
+        raise ApiError(400, "a snapshot with memory is not supported: this server saves files only")
+    names: list[str] = []
+    if message.get("name"):
+        name, _ = _checked_name(message["name"])
+        taken = registry.templates.find(name)
+        if taken is not None and not taken.is_snapshot:
+            raise ApiError(400, f"name {name!r} is taken by a template")
+        names = [name]
+    else:
+        taken = None
+    template = await registry.snapshot(registry.get(match["id"]), names)
+    if taken is not None:
+        registry.templates.delete(taken)
+    return json_response(_snapshot_info(template), 201)
+
+
+def _snapshot_info(template: Template) -> dict[str, Any]:
+    identifier = template.names[0] if template.names else template.template_id
+    return {
+        "snapshotID": f"{identifier}:default",
+        "names": [f"{n}:default" for n in template.names],
+    }
+
+
+async def _list_snapshots(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    limit = request.number("limit", least=1, most=1000, default=_MAX_LOGS)
+    token = request.parameter("nextToken")
+    snapshots = registry.templates.all(snapshots=True)
+    source = request.parameter("sandboxID")
+    if source is not None:
+        snapshots = [t for t in snapshots if t.source_sandbox_id == source]
+    if token:
+        last = base64.urlsafe_b64decode(token).decode()
+        ids = [t.template_id for t in snapshots]
+        snapshots = snapshots[ids.index(last) + 1 :] if last in ids else []
+    page = snapshots[:limit]
+    headers: list[tuple[str, str]] = []
+    if len(page) < len(snapshots):
+        headers = [
+            ("x-next-token", base64.urlsafe_b64encode(page[-1].template_id.encode()).decode())
+        ]
+    return json_response([_snapshot_info(t) for t in page], headers=headers)
+
+
+def _route(method: str, pattern: str, handler: Any) -> Route:
+    return Route(method, re.compile(pattern), handler)
+
+
+_ID = r"(?P<id>[^/]+)"
+TEMPLATE_ROUTES: list[Route] = [
+    _route("POST", r"/v3/templates", _request_build),
+    _route("POST", rf"/v2/templates/{_ID}/builds/(?P<build>[^/]+)", _start_build),
+    _route("GET", rf"/templates/{_ID}/builds/(?P<build>[^/]+)/status", _build_status),
+    _route("GET", r"/templates/aliases/(?P<id>.+)", _alias),
+    _route("GET", rf"/templates/{_ID}/files/[^/]+", _files),
+    _route("GET", r"(/v2)?/templates", _list),
+    _route("GET", rf"/templates/{_ID}", _get),
+    _route("DELETE", r"/templates/(?P<id>.+)", _delete),
+    _route("POST", r"(/v2)?/sandboxes/(?P<id>[A-Za-z0-9_-]+)/snapshots", _snapshot),
+    _route("GET", r"/snapshots", _list_snapshots),
+]

@@ -1,0 +1,204 @@
+"""Templates and snapshots: a saved file tree, and how programs in it start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sandbox_server.errors import ApiError
+
+__all__ = ["BuildState", "Template", "TemplateStore", "new_id"]
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+_MAX_LOG_LINES = 10_000
+
+
+def new_id(length: int = 20) -> str:
+    """Return a random id in the form of E2B's."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+
+
+@dataclass(kw_only=True)
+class Template:
+    """What sandboxes start from. Without `archive` it is the bare host."""
+
+    template_id: str
+    names: list[str] = field(default_factory=lambda: list[str]())
+    tags: list[str] = field(default_factory=lambda: list[str]())
+    is_snapshot: bool = False
+    source_sandbox_id: str | None = None
+    ready: bool = False
+    archive: str | None = None  # a file name in the store's directory
+    env: dict[str, str] = field(default_factory=lambda: dict[str, str]())
+    user: str = "user"
+    workdir: str | None = None
+    start_cmd: str | None = None
+    memory_mb: int | None = None
+    cpu_count: int | None = None
+    build_id: str = ""
+    created_at: float = field(default_factory=time.time)
+    updated_at: float = field(default_factory=time.time)
+    spawn_count: int = 0
+    build_count: int = 0
+
+
+@dataclass(kw_only=True)
+class BuildState:
+    """One build: its state and what it printed."""
+
+    template_id: str
+    build_id: str
+    memory_mb: int | None = None
+    cpu_count: int | None = None
+    status: Literal["waiting", "building", "ready", "error"] = "waiting"
+    reason: dict[str, Any] | None = None
+    logs: list[dict[str, Any]] = field(default_factory=lambda: list[dict[str, Any]]())
+    task: asyncio.Task[None] | None = None
+
+    def log(self, text: str, *, level: str = "info", step: str | None = None) -> None:
+        """Add a line to what the build printed (10,000 are kept)."""
+        if len(self.logs) >= _MAX_LOG_LINES:
+            return
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+        entry: dict[str, Any] = {"timestamp": f"{moment}Z", "message": text, "level": level}
+        if step is not None:
+            entry["step"] = step
+        self.logs.append(entry)
+
+
+class TemplateStore:
+    """All templates of one server, in a directory of their own."""
+
+    def __init__(self, directory: Path | None, *, limit: int, base_names: tuple[str, ...]) -> None:
+        self._temporary = directory is None
+        self.directory = (
+            Path(tempfile.mkdtemp(prefix="twinkle-templates-")) if directory is None else directory
+        )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        self._limit = limit
+        self._templates: dict[str, Template] = {}
+        self.builds: dict[str, BuildState] = {}
+        for name in base_names:
+            self._templates[name] = Template(template_id=name, names=[name], ready=True)
+        self._load()
+
+    def _load(self) -> None:
+        known: set[str] = set()
+        for path in self.directory.glob("*.json"):
+            with contextlib.suppress(ValueError, TypeError, OSError):
+                template = Template(**json.loads(path.read_text()))
+                if template.archive is None or (self.directory / template.archive).exists():
+                    self._templates[template.template_id] = template
+                    known.add(template.archive or "")
+        for path in self.directory.glob("*.tar*"):
+            if path.name not in known:
+                path.unlink(missing_ok=True)  # of a server that was killed while it wrote
+
+    def close(self) -> None:
+        """Remove a temporary directory."""
+        for build in self.builds.values():
+            if build.task is not None:
+                build.task.cancel()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def all(self, *, snapshots: bool) -> list[Template]:
+        """Return the templates (or the snapshots), oldest first."""
+        return [t for t in self._templates.values() if t.is_snapshot == snapshots]
+
+    def find(self, name: str) -> Template | None:
+        """Return a template by its id or one of its names; `:default` and known tags are taken off."""
+        base, _, tag = name.partition(":")
+        for candidate in (name, base) if tag else (name,):
+            found = self._templates.get(candidate) or next(
+                (t for t in self._templates.values() if candidate in t.names), None
+            )
+            if found is not None and (candidate == name or tag in ("default", *found.tags)):
+                return found
+        return None
+
+    def get(self, name: str, status: int = 404) -> Template:
+        """Return a template that sandboxes can start from.
+
+        Raises:
+            ApiError: There is none with that name (`status`), or it is not built.
+        """
+        template = self.find(name)
+        if template is None:
+            known = sorted({n for t in self.all(snapshots=False) for n in t.names})[:20]
+            raise ApiError(
+                status, f"template {name!r} not found: build it first, or use one of {known}"
+            )
+        if not template.ready:
+            raise ApiError(400, f"template {name!r} is not built: wait until its build is ready")
+        return template
+
+    def add(self, template: Template) -> None:
+        """Hold a template.
+
+        Raises:
+            ApiError: There are too many (429).
+        """
+        if template.template_id not in self._templates and len(self._templates) >= self._limit:
+            raise ApiError(
+                429,
+                f"{self._limit} templates and snapshots exist already: delete some",
+                retry_after_s=5,
+            )
+        self._templates[template.template_id] = template
+
+    def save(self, template: Template) -> None:
+        """Write what a later server needs."""
+        path = self.directory / f"{template.template_id}.json"
+        path.write_text(json.dumps(asdict(template)))
+
+    def delete(self, template: Template) -> None:
+        """Forget a template and remove its files."""
+        self._templates.pop(template.template_id, None)
+        for build_id, build in list(self.builds.items()):
+            if build.template_id == template.template_id:
+                if build.task is not None:
+                    build.task.cancel()
+                del self.builds[build_id]
+        (self.directory / f"{template.template_id}.json").unlink(missing_ok=True)
+        if template.archive is not None:
+            (self.directory / template.archive).unlink(missing_ok=True)
+
+    def archive_path(self, template: Template) -> Path | None:
+        """Return the file with the template's files."""
+        return None if template.archive is None else self.directory / template.archive
+
+    async def store_archive(self, data: AsyncIterator[bytes], limit: int) -> str:
+        """Write an archive; return its file name.
+
+        Raises:
+            ApiError: It is longer than `limit` (413), or the disk is full (507).
+        """
+        name = f"{new_id()}.tar"
+        path = self.directory / f"{name}.part"
+        size = 0
+        try:
+            with path.open("wb") as file:
+                async for piece in data:
+                    size += len(piece)
+                    if size > limit:
+                        raise ApiError(413, f"the files are longer than {limit} bytes")
+                    # Into the page cache, so not worth a thread.
+                    file.write(piece)
+            os.replace(path, self.directory / name)
+        except OSError as error:
+            raise ApiError(507, f"the snapshot could not be written: {error}") from error
+        finally:
+            path.unlink(missing_ok=True)
+        return name
