@@ -57,8 +57,8 @@ def run(console: Console, options: RunOptions) -> int:
     _require(probe_model(options.model_url, api_key=options.api_key), "--model-url")
 
     from twinkle_agentic.protocol.openai import OpenAI
-    from twinkle_agentic.rollout.cli.execution import execute
     from twinkle_agentic.protocol.sampling import SamplingParams
+    from twinkle_agentic.rollout.cli.execution import execute
 
     return execute(
         console,
