@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any
 
+from twinkle_agentic.tools.arguments import ArgumentsError
 from twinkle_agentic.tools.base import Tool
+from twinkle_agentic.tools.coroutines import finish
+from twinkle_agentic.tools.registration import check_timeout
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["FunctionTool"]
 
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what chat-completions endpoints accept
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
-_ARGUMENT = re.compile(r"^(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+_ARGUMENT = re.compile(r"^(\w+)\s*(?:\(.*?\))?:\s*(.*)$")
 
 
 class FunctionTool(Tool):
     """Wraps a function; its signature and docstring become the definition shown to the model.
 
     Annotations become JSON Schema through pydantic, and arguments arrive converted: a dataclass, an
-    enum or a date is what the function gets. The first paragraph of the docstring describes the tool,
-    a Google-style `Args:` section its parameters. A coroutine function is awaited.
+    enum or a date is what the function gets. The first paragraph of the docstring describes the
+    tool, a Google-style `Args:` section its parameters. A coroutine function is awaited. It pickles
+    if the function does.
 
     Args:
         function: Takes keyword arguments; without annotation any JSON value is accepted.
@@ -32,8 +37,9 @@ class FunctionTool(Tool):
         timeout_s: Seconds a call may take; `None` leaves it to the manager.
 
     Raises:
-        TypeError: The signature has positional-only or `*args`/`**kwargs` parameters, or an annotation
-            that no JSON value can be converted to.
+        TypeError: `function` cannot be called, has positional-only or `*args`/`**kwargs`
+            parameters, or an annotation that no JSON value can be converted to.
+        ValueError: The name is not one that endpoints accept, or `timeout_s` is not above 0.
 
     Example:
         >>> def add(a: int, b: int = 1) -> int:
@@ -51,21 +57,27 @@ class FunctionTool(Tool):
         description: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        check_timeout(timeout_s)
+        if not callable(function):
+            raise TypeError(f"FunctionTool wraps a function, found {function!r}")
         self.function = function
         self.timeout_s = timeout_s
-        self.name = name or function.__name__
-        summary, about = _read_docstring(inspect.getdoc(function) or "")
-        self._model = _arguments_model(function, self.name, about)
-        parameters: dict[str, Any] = self._model.model_json_schema()
-        parameters.pop("title", None)
-        for schema in parameters.get("properties", {}).values():
-            schema.pop("title", None)
+        self.name = getattr(function, "__name__", "") if name is None else name
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"a tool name has 1 to 64 letters, digits, _ or -, found {self.name!r}: pass name="
+            )
+        plain = _plain_function(function)
+        summary, about = _read_docstring(inspect.getdoc(plain) or "")
+        self._description = summary if description is None else description
+        self._is_async = inspect.iscoroutinefunction(plain)
+        self._model, self._parameters = _arguments_model(function, self.name, about)
         self._info: ToolInfo = {
             "type": "function",
             "function": {
                 "name": self.name,
-                "description": summary if description is None else description,
-                "parameters": parameters,
+                "description": self._description,
+                "parameters": _parameters_schema(self._model, self.name),
             },
         }
 
@@ -74,64 +86,120 @@ class FunctionTool(Tool):
         return self._info
 
     def __call__(self, tool_name: str, arguments: dict[str, Any]) -> Any:
-        """Convert the arguments and call the function.
+        """Convert the arguments and call the function; a coroutine is run to its end.
 
         Raises:
-            pydantic.ValidationError: The arguments do not fit the annotations.
+            ArgumentsError: The arguments do not fit the annotations.
             Exception: Whatever the function raises.
         """
-        values = self._convert(arguments)
-        if inspect.iscoroutinefunction(self.function):
-            return _run_alone(self.function, values)
-        return self.function(**values)
+        return finish(self.function(**self._convert(arguments)))
 
     async def acall(self, tool_name: str, arguments: dict[str, Any]) -> Any:
         """Await a coroutine function; run any other in a thread. Raises as `__call__`."""
         values = self._convert(arguments)
-        if inspect.iscoroutinefunction(self.function):
+        if self._is_async:
             return await self.function(**values)
         return await run_blocking(self.function, **values)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = functools.partial(
+            type(self),
+            name=self.name,
+            description=self._description,
+            timeout_s=self.timeout_s,
+        )
+        return make, (self.function,)
+
     def _convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        model = self._model.model_validate(arguments)
+        from pydantic import ValidationError
+
+        try:
+            model = self._model.model_validate(arguments)
+        except ValidationError as error:
+            raise ArgumentsError("; ".join(map(_violation, error.errors()[:5]))) from None
         # Parameters that were not given keep the function's own default objects.
-        return {name: getattr(model, name) for name in model.model_fields_set}
+        given = model.model_fields_set
+        return {name: getattr(model, fld) for fld, name in self._parameters.items() if fld in given}
 
 
-def _arguments_model(function: Callable[..., Any], name: str, about: dict[str, str]) -> Any:
+def _plain_function(function: Callable[..., Any]) -> Any:
+    """Return what carries the docstring and the kind: inside a partial, behind an instance."""
+    while isinstance(function, functools.partial):
+        function = function.func  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    if inspect.isroutine(function) or inspect.isclass(function):
+        return function
+    return type(function).__call__
+
+
+def _arguments_model(
+    function: Callable[..., Any], name: str, about: dict[str, str]
+) -> tuple[Any, dict[str, str]]:
+    """Make the model of the arguments, and the parameter that each of its fields fills.
+
+    The fields have names of their own, for a parameter may be called `json`, `copy` or `_x`.
+    """
     from pydantic import ConfigDict, Field, PydanticUserError, create_model
 
-    hints = get_type_hints(function, include_extras=True)
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except (NameError, ValueError, TypeError, SyntaxError, AttributeError) as error:
+        raise TypeError(f"the signature of {name!r} cannot be read: {error}") from error
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    parameters: dict[str, str] = {}
+    for number, parameter in enumerate(signature.parameters.values()):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
                 f"parameter {str(parameter)!r} of {name!r} cannot be filled from a JSON object: "
                 "use plain or keyword-only parameters"
             )
+        annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (
-            hints.get(parameter.name, Any),
-            Field(default, description=about.get(parameter.name)),
-        )
+        field = Field(default, alias=parameter.name, description=about.get(parameter.name))
+        fields[f"argument_{number}"] = (annotation, field)
+        parameters[f"argument_{number}"] = parameter.name
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
-        return create_model(f"{name}_arguments", __config__=config, **fields)
-    except (PydanticUserError, NameError) as error:
+        return create_model(f"{name}_arguments", __config__=config, **fields), parameters
+    except (PydanticUserError, NameError, TypeError) as error:
         raise TypeError(f"the annotations of {name!r} make no JSON Schema: {error}") from error
+
+
+def _parameters_schema(model: Any, name: str) -> dict[str, Any]:
+    from pydantic import PydanticUserError
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Quiet(GenerateJsonSchema):
+        # A default that JSON cannot hold is left out of the schema; the function has it.
+        ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    try:
+        schema: dict[str, Any] = model.model_json_schema(schema_generator=Quiet)
+    except PydanticUserError as error:
+        raise TypeError(f"the annotations of {name!r} make no JSON Schema: {error}") from error
+    schema.pop("title", None)
+    for field in schema.get("properties", {}).values():
+        field.pop("title", None)
+    return schema
+
+
+def _violation(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "arguments"
+    return f"{where[:100]}: {error['msg'][:300]}"
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Split a Google-style docstring into its first paragraph and its arguments."""
-    summary = " ".join(text.split("\n\n", 1)[0].split())
     about: dict[str, str] = {}
-    inside, current, margin = False, "", 0
-    for line in text.splitlines():
+    first: list[str] = []
+    inside, in_summary, current, margin = False, True, "", 0
+    for line in text.strip().splitlines():
         section = _SECTION.match(line)
+        in_summary = in_summary and bool(line.strip()) and not section
+        if in_summary:
+            first.append(line.strip())
         if section:
             inside, current = section[1] in ("Args", "Arguments", "Parameters"), ""
-            continue
-        if not inside or not line.strip():
+        if section or not inside or not line.strip():
             continue
         indent = len(line) - len(line.lstrip())
         argument = _ARGUMENT.match(line.strip())
@@ -140,15 +208,4 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
             about[current] = argument[2]
         elif current:
             about[current] += " " + line.strip()
-    return summary, about
-
-
-def _run_alone(function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    """Run a coroutine function to its end, also where this thread already runs an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(function(**values))
-    from twinkle_agentic.tools.threads import current_pool
-
-    return current_pool().submit(lambda: asyncio.run(function(**values))).result()
+    return " ".join(first), about

@@ -1,0 +1,69 @@
+"""Results that may have to be awaited: tools that are coroutines, called from either side."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from typing import Any
+
+from twinkle_agentic.tools.threads import BlockingCallError, current_pool
+
+__all__ = ["finish", "finish_async", "is_cancelled", "let_go"]
+
+_let_go: set[asyncio.Future[Any]] = set()
+
+
+def finish(result: Any) -> Any:
+    """Return a result; an awaitable is run to its end first, on an event loop of its own."""
+    if not inspect.isawaitable(result):
+        return result
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_await(result))
+    # This thread runs a loop already, and a second one cannot run inside it.
+    return current_pool().submit(lambda: asyncio.run(_await(result))).result()
+
+
+async def finish_async(result: Any) -> Any:
+    """Return a result; an awaitable is awaited first, and so is what that gives.
+
+    Raises:
+        BlockingCallError: It raised what would end the event loop; `__cause__` holds it.
+        Exception: Whatever else it raised.
+    """
+    try:
+        while inspect.isawaitable(result):
+            result = await result
+        return result
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise BlockingCallError(f"the call raised {error!r}") from error
+
+
+def is_cancelled() -> bool:
+    """Tell whether the running task is being cancelled.
+
+    A `CancelledError` may also come out of something awaited that was cancelled for itself.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def let_go(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and leave it alone: it may take its time, and its exception is nobody's."""
+    task.cancel()
+    _let_go.add(task)  # the event loop holds tasks weakly
+    task.add_done_callback(_ended)
+
+
+def _ended(task: asyncio.Future[Any]) -> None:
+    _let_go.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+async def _await(result: Awaitable[Any]) -> Any:
+    return await result
