@@ -1,0 +1,84 @@
+"""Labels on every sandbox, by which the leftovers of a dead trainer can be told from live ones."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = [
+    "CREATED_BY",
+    "CREATE_ID",
+    "EPISODE",
+    "MAKER",
+    "PREFIX",
+    "RUN",
+    "default_run",
+    "owner_lives",
+    "process_labels",
+]
+
+PREFIX = "twinkle-"
+"""Of every label set here; metadata of the user does not start with it."""
+CREATED_BY = "twinkle-created-by"
+MAKER = "twinkle-envs-agentenv"
+"""The value of `CREATED_BY`."""
+RUN = "twinkle-run"
+CREATE_ID = "twinkle-create"
+"""One id per creation, whatever the number of requests it took."""
+EPISODE = "twinkle-episode"
+_HOST = "twinkle-host"
+_PID = "twinkle-pid"
+_START = "twinkle-process-start"  # clock ticks since boot: process ids are used again
+
+_default_run: str | None = None
+
+
+def default_run() -> str:
+    """Return the run label where none is given: `TWINKLE_RUN`, else one made up per process."""
+    global _default_run
+    if _default_run is None:
+        _default_run = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return os.environ.get("TWINKLE_RUN") or _default_run
+
+
+def process_labels(run: str) -> dict[str, str]:
+    """Return the labels of a sandbox that this process creates."""
+    return {
+        CREATED_BY: MAKER,
+        RUN: run,
+        _HOST: socket.gethostname(),
+        _PID: str(os.getpid()),
+        _START: _process_start(os.getpid()) or "",
+    }
+
+
+def owner_lives(labels: Mapping[str, str]) -> bool | None:
+    """Tell whether the process that created a sandbox still runs; `None` where this host cannot know."""
+    pid = labels.get(_PID, "")
+    if labels.get(_HOST) != socket.gethostname() or not pid.isdigit():
+        return None
+    if not Path("/proc/self/stat").exists():
+        return None
+    start = _process_start(int(pid))
+    return start is not None and start == labels.get(_START)
+
+
+def _process_start(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything; field 22 is the 20th after it.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _forget_after_fork() -> None:
+    global _default_run
+    _default_run = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

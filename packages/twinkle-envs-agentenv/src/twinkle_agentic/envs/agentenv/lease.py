@@ -1,0 +1,216 @@
+"""A sandbox this process holds: its time on the server, and its certain end.
+
+Every lease is in one process-wide list until its sandbox has been killed. What is left there is killed
+when the interpreter exits; an `os.fork` child starts with an empty list, for the sandboxes are its parent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+from typing import Any
+
+from e2b import AsyncSandbox, Sandbox
+
+from twinkle_agentic.envs.agentenv.failures import Fault, read_failure
+from twinkle_agentic.envs.agentenv.types import SandboxSpec
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["Lease", "kill_all", "live_leases"]
+
+_MARGIN_S = 30.0  # a lease outlasts the command that runs in it by this much
+_RENEW_AFTER = 0.05  # of the lease: what has been used of it before a step renews it
+_EXIT_S = 15.0  # the interpreter's exit waits this long for the kills
+
+_lock = threading.Lock()
+_live: dict[str, Lease] = {}
+_exit_hook = False
+
+
+class Lease:
+    """One sandbox and the time it has.
+
+    Args:
+        sandbox: The SDK's handle.
+        spec: What it was made from.
+        taken_at: `time.monotonic()` before the request that set its time.
+        setup_output: What the setup commands printed.
+
+    Attributes:
+        fresh: No request to the sandbox itself has succeeded yet.
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, spec: SandboxSpec, *, taken_at: float, setup_output: str = ""
+    ) -> None:
+        self.sandbox = sandbox
+        self.spec = spec
+        self.setup_output = setup_output
+        self.fresh = True
+        self._timeout_s = spec.sandbox_timeout_s
+        self._ends_at = taken_at + spec.sandbox_timeout_s
+        self._kill_lock = threading.Lock()
+        self._pid = os.getpid()
+        self._killed = False
+        _enlist(self)
+
+    @property
+    def sandbox_id(self) -> str:
+        """The sandbox's id."""
+        return self.sandbox.sandbox_id
+
+    @property
+    def killed(self) -> bool:
+        """Whether it has been killed from here."""
+        return self._killed
+
+    def cover(self, seconds: float) -> str | None:
+        """Make the lease outlast something that takes `seconds`.
+
+        Returns:
+            Why that failed; `None` where it holds.
+        """
+        needed = seconds + _MARGIN_S
+        if self._ends_at - time.monotonic() >= needed:
+            return None
+        return self._extend(max(needed, self._timeout_s))
+
+    def renew(self) -> str | None:
+        """Start the idle time anew, unless hardly any of it has been used.
+
+        Returns:
+            Why that failed; `None` where it did not.
+        """
+        left = self._ends_at - time.monotonic()
+        if left >= self._timeout_s * (1 - _RENEW_AFTER):
+            return None
+        return self._extend(self._timeout_s)
+
+    def resume(self) -> None:
+        """Wake a paused sandbox.
+
+        Raises:
+            Exception: What the SDK raises.
+        """
+        self._connect(self._timeout_s)
+
+    def kill(self) -> bool:
+        """End the sandbox; calling it again does nothing.
+
+        Returns:
+            Whether it is certainly gone. If not, the exit of the interpreter tries once more, and then
+            its timeout and `sweep` are left.
+        """
+        if self._pid != os.getpid():
+            return False
+        with self._kill_lock:
+            if self._killed:
+                return True
+            try:
+                self.sandbox.kill()
+            except Exception as error:
+                failure = read_failure(error)
+                if failure.fault is not Fault.NOT_FOUND:
+                    logger.warning(
+                        "sandbox %s could not be killed (%s): it ends by its timeout of %g s",
+                        self.sandbox_id,
+                        failure.words,
+                        self._timeout_s,
+                    )
+                    return False
+            self._killed = True
+        with _lock:
+            _live.pop(self.sandbox_id, None)
+        return True
+
+    def forget(self) -> None:
+        """Take note that the server says the sandbox is gone."""
+        self._killed = True
+        with _lock:
+            _live.pop(self.sandbox_id, None)
+
+    def _extend(self, seconds: float) -> str | None:
+        try:
+            self._connect(seconds)
+        except Exception as error:
+            return read_failure(error).words
+        return None
+
+    def _connect(self, seconds: float) -> None:
+        # `connect` never shortens what the sandbox has, `set_timeout` would.
+        asked_at = time.monotonic()
+        self.sandbox.connect(timeout=math.ceil(seconds))
+        self._ends_at = max(self._ends_at, asked_at + math.ceil(seconds))
+
+
+def live_leases() -> list[Lease]:
+    """Return the leases of this process whose sandboxes have not been killed."""
+    with _lock:
+        return list(_live.values())
+
+
+def kill_all(*, timeout_s: float = _EXIT_S) -> list[str]:
+    """Kill every sandbox this process still holds, all at once.
+
+    Args:
+        timeout_s: Seconds to wait for the answers.
+
+    Returns:
+        The ids that could not be confirmed gone.
+    """
+    leases = [lease for lease in live_leases() if not lease.killed]
+    if leases:
+        # No threads: an interpreter that is exiting starts none.
+        asyncio.run(_kill_each(leases, timeout_s))
+    return [lease.sandbox_id for lease in leases if not lease.killed]
+
+
+async def _kill_each(leases: list[Lease], timeout_s: float) -> None:
+    tasks = [asyncio.ensure_future(_kill_one(lease)) for lease in leases]
+    _, pending = await asyncio.wait(tasks, timeout=timeout_s)
+    for task in pending:
+        task.cancel()
+
+
+async def _kill_one(lease: Lease) -> None:
+    params: dict[str, Any] = lease.spec.connection.params()
+    try:
+        await AsyncSandbox.kill(lease.sandbox_id, **params)
+    except Exception as error:
+        if read_failure(error).fault is not Fault.NOT_FOUND:
+            return
+    lease.forget()
+
+
+def _enlist(lease: Lease) -> None:
+    global _exit_hook
+    with _lock:
+        _live[lease.sandbox_id] = lease
+        if not _exit_hook:
+            _exit_hook = True
+            atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    try:
+        left = kill_all()
+    except Exception:  # nothing may stop the interpreter from exiting
+        logger.exception("the remaining sandboxes could not be killed")
+        return
+    if left:
+        logger.warning("%d sandboxes could not be killed at exit: run a sweep", len(left))
+
+
+def _forget_after_fork() -> None:
+    global _lock, _exit_hook
+    _lock = threading.Lock()
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
