@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from openenv.core.env_server.interfaces import Environment
-
 from openenv_server.executor import ExecResult, Executor, Failure
 from openenv_server.executors import make_executor
+from openenv_server.lean import Environment
 from openenv_server.settings import Settings
 from openenv_server.wire import CodeAction, CodeObservation, CodeState, import_coding_env
 

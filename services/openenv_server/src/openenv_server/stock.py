@@ -7,9 +7,8 @@ import logging
 from types import TracebackType
 from typing import Any
 
-from openenv.core.tools.local_python_executor import PyExecutor
-
 from openenv_server.executor import ExecResult, Failure
+from openenv_server.lean import PyExecutor
 from openenv_server.names import Names, StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
@@ -124,7 +123,7 @@ def failed_line(trace: TracebackType | None) -> int | None:
 def is_from_code(error: BaseException) -> bool:
     """Tell an exception of the code from a Ctrl-C that hit the server in the middle of it."""
     if not isinstance(error, KeyboardInterrupt):
-        return not isinstance(error, GeneratorExit)
+        return True
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -7,10 +7,9 @@ import threading
 import warnings
 from typing import Any
 
-from openenv.core.tools.local_python_executor import PyExecutor
-
 from openenv_server.executor import ExecResult, Failure
 from openenv_server.interpreter import InterpreterError, evaluate_ast
+from openenv_server.lean import PyExecutor
 from openenv_server.names import Names, StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.prepare import RefusedError, prepare

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from openenv.core.env_server.types import Action, Observation, State
+from openenv_server.lean import Action, Observation, State
 
 __all__ = ["CodeAction", "CodeObservation", "CodeState", "import_coding_env"]
 

@@ -1,0 +1,166 @@
+"""Settings, bounded text, names and the package itself, without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import openenv_server
+from openenv_server.executor import ExecResult, Failure
+from openenv_server.output import BoundedText, bound_text
+from openenv_server.settings import Settings, SettingsError
+
+
+def _python(code: str, **env: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **env},
+        check=True,
+    )
+    return ended.stdout
+
+
+def test_settings_survive_the_environment() -> None:
+    settings = Settings(
+        max_concurrent_envs=7, executor="stock", step_timeout_s=0.25, extra_imports=("json",)
+    )
+    assert Settings.from_environ(settings.to_environ()) == settings
+    assert Settings.from_environ({}) == Settings()
+
+
+def test_settings_and_their_error_pickle() -> None:
+    assert pickle.loads(pickle.dumps(Settings())) == Settings()
+    with pytest.raises(SettingsError, match="CODE_EXECUTOR is 'x'") as caught:
+        Settings(executor="x")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.setting, str(copy)) == ("CODE_EXECUTOR", str(caught.value))
+
+
+def test_result_pickles() -> None:
+    result = ExecResult(stdout="a", stderr="b", exit_code=1, failure=Failure.TIMEOUT)
+    assert pickle.loads(pickle.dumps(result)) == result
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 12, 100, 1000])
+@pytest.mark.parametrize("piece", [1, 3, 10, 1000])
+def test_bounded_text_keeps_both_ends(size: int, piece: int) -> None:
+    text = "".join(chr(33 + i % 90) for i in range(size))
+    kept = BoundedText(10)
+    for start in range(0, size, piece):
+        kept.add(text[start : start + piece])
+    if size <= 10:
+        assert kept.text() == text
+    else:
+        assert kept.text() == f"{text[:5]}\n[{size - 10:,} characters cut]\n{text[-5:]}"
+    assert kept.text() == bound_text(text, 10)
+
+
+def test_all_names_are_there() -> None:
+    for name in openenv_server.__all__:
+        assert getattr(openenv_server, name) is not None
+
+
+def test_importing_the_package_loads_no_openenv() -> None:
+    loaded = _python("import sys, openenv_server\nprint('openenv' in sys.modules)")
+    assert loaded == "False\n"
+
+
+def test_the_server_starts_without_gradio_and_leaves_it_importable() -> None:
+    loaded = json.loads(
+        _python(
+            """
+            import importlib.util, json, sys
+            import openenv_server.app
+            print(json.dumps(["gradio" in sys.modules, importlib.util.find_spec("gradio") is None]))
+            """
+        )
+    )
+    assert loaded == [False, False]
+
+
+# The contract of OpenEnv's package, as far as the server relies on it.
+CODING_ENV = {
+    "__init__.py": "",
+    "models.py": """
+        from openenv.core.env_server.types import Action, Observation, State
+        class CodeAction(Action):
+            code: str
+        class CodeObservation(Observation):
+            stdout: str = ""
+            stderr: str = ""
+            exit_code: int = 0
+        class CodeState(State):
+            last_exit_code: int = 0
+    """,
+    "server/__init__.py": "",
+    "server/python_codeact_env.py": """
+        from openenv.core.env_server.interfaces import Environment
+        from openenv.core.tools import PyExecutor
+        from ..models import CodeAction, CodeObservation, CodeState
+        class PythonCodeActEnv(Environment):
+            def __init__(self):
+                self._executor = PyExecutor()
+                self._state = CodeState()
+            def reset(self):
+                self._state = CodeState(episode_id="made up")
+                self._executor = PyExecutor()
+                return CodeObservation(reward=0.0)
+            def step(self, action):
+                assert isinstance(action, CodeAction)
+                result = self._executor.run(action.code)
+                self._state.step_count += 1
+                self._state.last_exit_code = result.exit_code
+                return CodeObservation(stdout=result.stdout, stderr=result.stderr, reward=0.5,
+                    exit_code=result.exit_code, metadata={"last_code": action.code, "own": 1})
+            @property
+            def state(self): return self._state
+    """,
+}
+
+
+def _write_coding_env(folder: Path, **changed: str) -> None:
+    for name, text in {**CODING_ENV, **changed}.items():
+        path = folder / "coding_env" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+
+
+def test_where_coding_env_is_installed_its_environment_is_the_base(tmp_path: Path) -> None:
+    _write_coding_env(tmp_path)
+    seen = json.loads(
+        _python(
+            """
+            import json
+            from openenv_server.environment import CodingEnvironment
+            from coding_env.models import CodeAction
+            from coding_env.server.python_codeact_env import PythonCodeActEnv
+            env = CodingEnvironment()
+            env.reset(episode_id="mine")
+            ok = env.step(CodeAction(code="print(1)"))
+            bad = env.step(CodeAction(code="raise SystemExit(3)"))
+            print(json.dumps([issubclass(CodingEnvironment, PythonCodeActEnv),
+                CodingEnvironment.SUPPORTS_CONCURRENT_SESSIONS, env.state.episode_id,
+                ok.stdout, ok.reward, ok.metadata, bad.exit_code, bad.metadata["failure"]]))
+            """,
+            PYTHONPATH=str(tmp_path),
+        )
+    )
+    metadata = {"own": 1, "executor": "smolagents-strict", "base": "coding_env"}
+    assert seen == [True, True, "mine", "1\n", 0.5, metadata, 3, "exception"]
+
+
+def test_a_broken_coding_env_is_not_passed_over(tmp_path: Path) -> None:
+    _write_coding_env(tmp_path, **{"models.py": "import no_such_module_here"})
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _python("import openenv_server.environment", PYTHONPATH=str(tmp_path))
+    assert "no_such_module_here" in caught.value.stderr

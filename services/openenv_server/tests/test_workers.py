@@ -1,0 +1,68 @@
+"""Several worker processes, and the worked example of the cookbook."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+LIMIT_S = 60.0
+COOKBOOK = Path(__file__).parents[3] / "cookbook" / "rl" / "envs" / "openenv_server"
+
+
+async def _enter(stack: contextlib.AsyncExitStack, server: Any) -> ClientConnection | None:
+    """Connect; None when the worker that was met is full."""
+    ws = await stack.enter_async_context(connect(server.ws_url, proxy=None))
+    try:
+        await ws.send(json.dumps({"type": "reset", "data": {}}))
+        answer = json.loads(await asyncio.wait_for(ws.recv(), LIMIT_S))
+    except ConnectionClosed:
+        return None
+    if answer["type"] == "error":
+        assert answer["data"]["code"] == "CAPACITY_REACHED"
+        return None
+    return ws
+
+
+async def _run(ws: ClientConnection, code: str) -> dict[str, Any]:
+    await ws.send(json.dumps({"type": "step", "data": {"code": code}}))
+    answer = json.loads(await asyncio.wait_for(ws.recv(), LIMIT_S))
+    return answer["data"]["observation"]
+
+
+async def test_capacity_is_workers_times_max_concurrent_envs(serve: Any, command: Any) -> None:
+    options = ["--workers", "2", "--max-concurrent-envs", "1", "--extra-imports", "json"]
+    with serve([*command, *options]) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            held: list[ClientConnection] = []
+            # The kernel picks the worker: a full one may be met while the other has room.
+            async with asyncio.timeout(LIMIT_S):
+                while len(held) < 2:
+                    ws = await _enter(stack, server)
+                    held += [ws] if ws else []
+            for _ in range(10):
+                assert await _enter(stack, server) is None
+            for ws in held:  # the options have reached both processes
+                assert (await _run(ws, "import heapq"))["exit_code"] == 1
+                assert (await _run(ws, "import json\nprint(1)"))["stdout"] == "1\n"
+
+
+async def test_the_cookbook_server_runs_from_its_folder(serve: Any) -> None:
+    uvicorn = str(Path(sys.executable).with_name("uvicorn"))
+    env = {"MAX_CONCURRENT_ENVS": "2"}
+    with serve([uvicorn, "server_app:app", "--port", "0"], env=env, cwd=COOKBOOK) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            held = [await _enter(stack, server) for _ in range(2)]
+            assert await _enter(stack, server) is None
+            for number, ws in enumerate(held):
+                assert ws is not None
+                await _run(ws, f"x = {number}")
+            for number, ws in enumerate(held):
+                assert ws is not None
+                assert (await _run(ws, "print(x)"))["stdout"] == f"{number}\n"
