@@ -5,11 +5,12 @@ Nothing is connected before the first `reset`. All clients of a process share on
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar, cast
 
 from twinkle_agentic.envs.background import run_sync
@@ -28,7 +29,7 @@ from twinkle_agentic.envs.openenv.reset_kwargs import ResetKwargs, collect_reset
 from twinkle_agentic.envs.openenv.sync_face import SessionClient
 from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
 from twinkle_agentic.envs.text import MAX_TEXT_CHARS, to_text, truncate_middle
-from twinkle_agentic.tools.threads import run_blocking
+from twinkle_agentic.tools.threads import current_pool, run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 __all__ = ["OpenEnvClient"]
@@ -244,7 +245,7 @@ class OpenEnvClient(Env):
             if isinstance(plan, bytes):
                 return self._taken(self._sync(self._server.request(MessageType.STEP, plan)))
             value = plan(self, arguments or {})
-            return self._handled(run_sync(_awaited(value)) if inspect.isawaitable(value) else value)
+            return self._handled(_run_alone(value) if inspect.isawaitable(value) else value)
         except Exception as error:
             return self._failed(error, tool_name)
 
@@ -488,5 +489,10 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
+def _run_alone(value: Awaitable[Any]) -> Any:
+    """Await what a handler returned, in a thread of its own: this one may run an event loop."""
+
+    async def awaited() -> Any:
+        return await value
+
+    return current_pool().submit(lambda: asyncio.run(awaited())).result()

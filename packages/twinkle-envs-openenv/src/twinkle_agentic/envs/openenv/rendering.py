@@ -26,9 +26,11 @@ _HIDDEN = frozenset({"metadata", "reward", "done"})
 _PROGRAM = frozenset({"stdout", "stderr", "exit_code"})
 
 # Frames of the interpreters that coding environments run inside the server.
-_SERVER_FRAME = re.compile(
+_SERVER_LINK_LINE = re.compile(r"\n *For further information visit \S+")  # pydantic's; of no use to a model
+_FRAME = re.compile(
     r'^\s*File "[^"]*(?:smolagents|python_executor|local_python_executor)[^"]*"'
 )
+_LINK_LINE = re.compile(r"\n *For further information visit \S+")  # pydantic's; of no use to a model
 _FRAME = re.compile(r'^\s*File "')
 
 
@@ -83,7 +85,8 @@ def mcp_error(observation: Any) -> str | None:
         return None
     error = observation_fields(fields["error"])
     if error is not None:
-        return str(error.get("message") or error.get("error_type") or "the tool failed")
+        said = str(error.get("message") or error.get("error_type") or "the tool failed")
+        return _LINK_LINE.sub("", said)
     if fields["error"]:
         return str(fields["error"])
     result = observation_fields(fields.get("result"))
