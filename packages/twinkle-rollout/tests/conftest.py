@@ -62,7 +62,3 @@ def echo() -> ToolManager:
         return f"echo {text}"
 
     return ToolManager([FunctionTool(echo)])
-
-
-def prompts(count: int = 1, text: str = "Hello") -> list[dict[str, Any]]:
-    return [{"messages": [{"role": "user", "content": f"{text} {n}"}]} for n in range(count)]

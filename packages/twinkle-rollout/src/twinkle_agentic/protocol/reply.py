@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from twinkle_agentic.protocol.errors import (
     ApiStatusError,
     ContextLengthError,
 )
+from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.protocol.retry import parse_retry_after
 
 __all__ = ["Completion", "error_of", "read_completion"]
@@ -83,22 +83,21 @@ def read_completion(status: int, headers: dict[str, str], body: bytes) -> Comple
         ) from None
     if not isinstance(reply, dict):
         raise ApiReplyError(f"the reply is no JSON object: {_shown(body)!r}", status=status)
-    fields = cast("dict[str, Any]", reply)
-    choices: Any = fields.get("choices")
-    if not isinstance(choices, list) or not choices:
+    fields = fields_of(cast("object", reply))
+    choices = items_of(fields.get("choices"))
+    if not choices:
         if fields.get("error"):
             raise _in_band_error(fields["error"], headers)
         raise ApiReplyError(f"the reply has no choices: {_shown(body)!r}", status=status)
     messages: list[dict[str, Any]] = []
-    for choice in cast("list[Any]", choices):
-        if isinstance(choice, dict) and cast("dict[str, Any]", choice).get("error"):
-            raise _in_band_error(cast("dict[str, Any]", choice)["error"], headers)
+    for choice in choices:
+        if (error := fields_of(choice).get("error")) is not None:
+            raise _in_band_error(error, headers)
         messages.append(_message(choice, body))
-    first: dict[str, Any] = choices[0]
-    usage: Any = fields.get("usage")
+    first = fields_of(choices[0])
     return Completion(
         messages=messages,
-        usage=cast("dict[str, Any]", usage) if isinstance(usage, dict) else {},
+        usage=dict(fields_of(fields.get("usage"))),
         prompt_token_ids=_ids(fields.get("prompt_token_ids") or first.get("prompt_token_ids")),
         token_ids=_ids(first.get("token_ids")),
         logprobs=_logprobs(first.get("logprobs")),
@@ -165,12 +164,9 @@ def _words(error: Any) -> tuple[str, str]:
 
 
 def _message(choice: Any, body: bytes) -> dict[str, Any]:
-    source: Any = (
-        cast("dict[str, Any]", choice).get("message") if isinstance(choice, dict) else None
-    )
-    if not isinstance(source, dict):
+    given = fields_of(fields_of(choice).get("message"))
+    if not given:
         raise ApiReplyError(f"a choice has no message: {_shown(body)!r}", status=200)
-    given = cast("dict[str, Any]", source)
     content: Any = given.get("content")
     message: dict[str, Any] = {"role": "assistant", "content": "" if content is None else content}
     reasoning = given.get("reasoning_content") or given.get("reasoning")
@@ -179,7 +175,7 @@ def _message(choice: Any, body: bytes) -> dict[str, Any]:
     for name in ("refusal", "tool_calls"):
         if given.get(name):
             message[name] = given[name]
-    finish = cast("dict[str, Any]", choice).get("finish_reason")
+    finish = fields_of(choice).get("finish_reason")
     if finish is not None:
         message["finish_reason"] = finish
     return message
@@ -190,15 +186,10 @@ def _ids(value: Any) -> list[int] | None:
 
 
 def _logprobs(value: Any) -> list[Any] | None:
-    content: Any = (
-        cast("Mapping[str, Any]", value).get("content") if isinstance(value, dict) else None
-    )
+    content = fields_of(value).get("content")
     if not isinstance(content, list):
         return None
-    return [
-        cast("dict[str, Any]", entry).get("logprob") if isinstance(entry, dict) else None
-        for entry in cast("list[Any]", content)
-    ]
+    return [fields_of(entry).get("logprob") for entry in items_of(cast("object", content))]
 
 
 def _shown(body: bytes) -> str:

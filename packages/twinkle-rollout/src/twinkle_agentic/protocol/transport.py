@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import ssl
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -75,7 +75,7 @@ class HttpTransport:
         )
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[_Shared]:
+    async def lease(self) -> AsyncGenerator[_Shared]:
         """Keep the connections of the running loop open inside the block."""
         loop = asyncio.get_running_loop()
         shared = self._shared.get(loop)

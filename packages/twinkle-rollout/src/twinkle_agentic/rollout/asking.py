@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from twinkle_agentic.envs.errors import TwinkleEnvError
 from twinkle_agentic.protocol.errors import ApiError
+from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.protocol.reply import Completion, error_of
 from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.threads import ThreadPool
@@ -126,6 +127,5 @@ def _completion(reply: Any) -> Completion:
         reply = cast("list[Any]", reply)[0]
     if isinstance(reply, Mapping):
         given = cast("Mapping[str, Any]", reply)
-        usage: Any = given.get("usage")
-        return Completion(messages=[dict(given)], usage=usage if isinstance(usage, dict) else {})
+        return Completion(messages=[dict(given)], usage=dict(fields_of(given.get("usage"))))
     return Completion(messages=[reply])

@@ -21,7 +21,7 @@ def check_trajectories(trajectories: Any) -> list[Mapping[str, Any]]:
     """
     if isinstance(trajectories, (Mapping, str, bytes)):
         raise TypeError(
-            f"trajectories must be a list, found {type(trajectories).__name__}: wrap a single one as [trajectory]"
+            f"trajectories must be a list, found {type(cast('object', trajectories)).__name__}: wrap a single one as [trajectory]"
         )
     given = list(cast("Sequence[Any]", trajectories))
     for position, trajectory in enumerate(given):

@@ -59,10 +59,17 @@ async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
     if _has_native(env, "areset"):
         return await _within(env.areset(given), timeout_s, "reset")
 
+    future = current_pool().submit(env.reset, given)
+
     def close_again(_: Any) -> None:
         _close_late(env)
 
-    return await _blocking(env.reset, given, timeout_s=timeout_s, what="reset", late=close_again)
+    try:
+        return await _finished(future, timeout_s=timeout_s, what="reset")
+    except (EnvTimeoutError, asyncio.CancelledError):
+        if not future.done():  # it may yet open what the close that follows here cannot see
+            _when_late(future, close_again)
+        raise
 
 
 def overrides_evaluate(env: Any) -> bool:
@@ -143,7 +150,7 @@ async def _close(env: Any) -> None:
 
 def _has_native(env: Any, name: str) -> bool:
     """Tell whether an env has its own coroutine, not the one of `Env` that runs the blocking method."""
-    method = getattr(type(env), name, None)
+    method: Any = getattr(cast("type[Any]", type(env)), name, None)
     if method is None:
         return False
     return inspect.unwrap(method) is not inspect.unwrap(getattr(Env, name))
@@ -173,23 +180,26 @@ async def _blocking(
     what: str,
     late: Callable[[Any], None] | None = None,
 ) -> Any:
-    pool = current_pool()
-    future = pool.submit(function, argument)
+    future = current_pool().submit(function, argument)
+    try:
+        return await _finished(future, timeout_s=timeout_s, what=what)
+    except (EnvTimeoutError, asyncio.CancelledError):
+        _when_late(future, late)
+        raise
+
+
+async def _finished(future: Future[Any], *, timeout_s: float | None, what: str) -> Any:
+    """Await a call in the current pool; give it up at the limit or when cancelled."""
     try:
         return await bounded(asyncio.wrap_future(future), timeout_s)
     except TimeoutError as error:
         if future.done() and not future.cancelled() and future.exception() is error:
             raise
-        _leave(pool, future, late)
+        current_pool().abandon(future)
         raise EnvTimeoutError(f"{what} gave no result within {timeout_s or 0:g} s") from error
     except asyncio.CancelledError:
-        _leave(pool, future, late)
+        current_pool().abandon(future)
         raise
-
-
-def _leave(pool: ThreadPool, future: Future[Any], late: Callable[[Any], None] | None) -> None:
-    pool.abandon(future)
-    _when_late(future, late)
 
 
 def _when_late(

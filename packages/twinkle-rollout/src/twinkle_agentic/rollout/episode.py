@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError
+from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.rollout.asking import Ask, Failure, failure_of
 from twinkle_agentic.rollout.env_session import (
     close_env,
@@ -36,6 +37,8 @@ from twinkle_agentic.tools.tool_manager import ToolManager
 __all__ = ["Episode", "Plan"]
 
 logger = logging.getLogger(__name__)
+
+_PHASES = ("reset", "model", "tools", "evaluate", "close")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,9 @@ class Episode:
         self._input = trajectory
         self._env: Any = None
         self._toolbox = Toolbox(ToolManager() if manager is None else manager)
-        self._messages: list[dict[str, Any]] = [dict(m) for m in trajectory.get("messages") or []]
+        self._messages: list[dict[str, Any]] = [
+            dict(fields_of(message)) for message in items_of(trajectory.get("messages"))
+        ]
         self._wire: list[dict[str, Any]] = []
         self._used_ids: set[str] = set()
         self._tools: list[Any] | None = None
@@ -92,7 +97,7 @@ class Episode:
         self._token_turns: list[dict[str, Any]] = []
         self._unparsed = 0
         self.raw_replies: list[dict[str, Any]] = []
-        self._timing = dict.fromkeys(("reset", "model", "tools", "evaluate", "close"), 0.0)
+        self._timing: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
 
     async def run(self) -> dict[str, Any]:
         """Roll the trajectory out; the env is closed on every path.
@@ -148,7 +153,7 @@ class Episode:
             else:
                 self._end(StopReason.ENV_ERROR, failure_of(error, default="env"))
             return
-        info: Any = getattr(result, "info", None) or {}
+        info = fields_of(getattr(result, "info", None))
         if info.get("error"):
             self._end(
                 StopReason.ENV_ERROR,
@@ -171,7 +176,8 @@ class Episode:
             infos: Any = self._toolbox.manager.tool_infos()
             self._tools = infos or None
         self._offered = frozenset(
-            str((tool.get("function") or {}).get("name")) for tool in self._tools or ()
+            str(fields_of(fields_of(tool).get("function")).get("name"))
+            for tool in self._tools or ()
         )
         self._wire = wire_history(self._messages, used_ids=self._used_ids, offered=self._offered)
         if not self._wire:
@@ -218,12 +224,8 @@ class Episode:
                 self._end(StopReason.API_ERROR, failure)
             return None
         self._turns += 1
-        raw: Any = completion.messages[0]
-        finish: Any = (
-            cast("Mapping[str, Any]", raw).get("finish_reason")
-            if isinstance(raw, Mapping)
-            else None
-        )
+        raw: object = completion.messages[0]
+        finish: Any = fields_of(raw).get("finish_reason")
         reply = read_reply(
             raw,
             turn=self._turns,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
+from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.tools.text import clean_text, to_text
 
 __all__ = ["NOT_EXECUTED", "Reply", "looks_like_call", "read_reply", "tool_message", "wire_history"]
@@ -75,9 +76,7 @@ def read_reply(
             call = _valid_call(raw, f"call_{turn}_{position}", used_ids, offered)
             repaired = repaired or call != raw
             valid.append(call)
-            function: Any = (
-                cast("Mapping[str, Any]", raw).get("function") if isinstance(raw, Mapping) else None
-            )
+            function = fields_of(raw).get("function")
             calls.append({"id": call["id"], "type": "function", "function": function})
         wire["tool_calls"] = valid
     elif raw_calls:
@@ -150,7 +149,7 @@ def _paired(
     left = list(answers)
     chosen: list[Mapping[str, Any] | None] = []
     for raw in raw_calls:
-        raw_id = cast("Mapping[str, Any]", raw).get("id") if isinstance(raw, Mapping) else None
+        raw_id = fields_of(raw).get("id")
         match = next((a for a in left if raw_id and a.get("tool_call_id") == raw_id), None)
         if match is not None:
             left = [a for a in left if a is not match]
@@ -168,7 +167,7 @@ def _paired(
 def _valid_call(
     raw: object, fallback_id: str, used_ids: set[str], offered: Collection[str]
 ) -> dict[str, Any]:
-    call = cast("Mapping[str, Any]", raw) if isinstance(raw, Mapping) else {}
+    call = fields_of(raw)
     call_id: Any = call.get("id")
     if not isinstance(call_id, str) or not call_id or call_id in used_ids:
         call_id, number = fallback_id, 1
@@ -176,8 +175,7 @@ def _valid_call(
             number += 1
             call_id = f"{fallback_id}_{number}"
     used_ids.add(call_id)
-    given: Any = call.get("function")
-    function = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+    function = fields_of(call.get("function"))
     name: Any = function.get("name")
     if not isinstance(name, str) or not name:
         name = "invalid_call"
@@ -193,15 +191,18 @@ def _valid_call(
 def _object_text(arguments: object) -> str:
     """Return arguments as the text of a JSON object; `{}` where they are none."""
     try:
-        value: object = arguments
+        value: Any = arguments
         for _ in range(2):  # some models encode twice
             if isinstance(value, str):
                 value = json.loads(value, parse_constant=_refuse)
         if not isinstance(value, dict):
             return "{}"
-        if isinstance(arguments, str) and value is not None and arguments.lstrip().startswith("{"):
-            if "\\ud" not in arguments.lower():
-                return clean_text(arguments)
+        if (
+            isinstance(arguments, str)
+            and arguments.lstrip().startswith("{")
+            and "\\ud" not in arguments.lower()  # no escaped surrogate in it
+        ):
+            return clean_text(arguments)
         return clean_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (ValueError, TypeError, RecursionError):
         return "{}"
@@ -225,7 +226,7 @@ def _content(content: object) -> Any:
     if isinstance(content, str):
         return clean_text(content)
     if isinstance(content, list):
-        return content  # parts: text, images, ...
+        return cast("list[Any]", content)  # parts: text, images, ...
     return to_text(content, max_chars=None)
 
 
@@ -234,10 +235,8 @@ def _assistant_text(content: object) -> Any:
     if not isinstance(content, list):
         return _content(content)
     texts: list[str] = []
-    for part in cast("list[Any]", content):
-        text: Any = (
-            cast("Mapping[str, Any]", part).get("text") if isinstance(part, Mapping) else part
-        )
+    for part in items_of(cast("object", content)):
+        text: Any = part if isinstance(part, str) else fields_of(part).get("text")
         if isinstance(text, str):
             texts.append(text)
     return clean_text("".join(texts))
@@ -246,4 +245,4 @@ def _assistant_text(content: object) -> Any:
 def _call_list(calls: object) -> list[Any]:
     if isinstance(calls, Mapping):
         return [cast("Any", calls)]
-    return list(cast("Sequence[Any]", calls)) if isinstance(calls, (list, tuple)) else []
+    return items_of(calls)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
+from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.rollout.history import NOT_EXECUTED
 from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.text import to_text
@@ -37,7 +38,7 @@ class StepLog:
         self.last = result
         number = len(self.rewards)
         self.rewards.append(0.0)
-        info = _info(result)
+        info = fields_of(getattr(result, "info", None))
         if info.get("error"):
             self.failed.append(number)
             return str(info.get("error_kind") or "env")
@@ -58,7 +59,7 @@ class StepLog:
     @property
     def error(self) -> tuple[str, str, bool] | None:
         """Text, kind and retryability where the latest result lost the episode."""
-        info = _info(self.last)
+        info = fields_of(getattr(self.last, "info", None))
         if not getattr(self.last, "done", False) or not info.get("error"):
             return None
         return (
@@ -99,7 +100,7 @@ class Toolbox:
         Raises:
             TimeoutError: No result within `limit_s`; the call was given up.
         """
-        name: Any = (call.get("function") or {}).get("name") if call.get("function") else None
+        name: Any = fields_of(call.get("function")).get("name")
         tool = self.env_tools.get(name) if isinstance(name, str) else None
         before = getattr(tool, "last_result", None)
         try:
@@ -168,14 +169,9 @@ def env_tools(manager: Any) -> dict[str, Any]:
         pairs = list(zip(names, tools, strict=False))
     else:  # the manager of another framework
         held: Any = getattr(manager, "_tools", None)
-        pairs = list(cast("Mapping[str, Any]", held).items()) if isinstance(held, Mapping) else []
+        pairs = list(fields_of(held).items())
     return {
         name: tool
         for name, tool in pairs
         if hasattr(getattr(tool, "env", None), "step") and hasattr(tool, "last_result")
     }
-
-
-def _info(result: Any) -> Mapping[str, Any]:
-    info: Any = getattr(result, "info", None)
-    return cast("Mapping[str, Any]", info) if isinstance(info, Mapping) else {}

@@ -1,0 +1,486 @@
+"""Many trajectories at once: containment, order, bounds, interruption."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.protocol import API, OpenAI, SamplingParams
+from twinkle_agentic.rollout import APIMultiTurnRollout, Rollout
+from twinkle_agentic.tools import FunctionTool, Tool, ToolManager
+
+
+def prompts(count: int, text: str = "Hello") -> Any:
+    return [{"messages": [{"role": "user", "content": f"{text} {n}"}]} for n in range(count)]
+
+
+class ByPrompt(API):
+    """An API object that sends each prompt to the model its text names."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    async def acomplete(self, trajectory: Any, params: Any, **kwargs: Any) -> Any:
+        model = trajectory["messages"][0]["content"].split()[0]
+        return await self.make(model).acomplete(trajectory, params, **kwargs)
+
+    def __call__(self, trajectory: Any, sampling_params: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_every_trajectory_is_accounted_for_whatever_the_endpoint_does(
+    api: Any, echo: ToolManager
+) -> None:
+    models = {
+        "tools:2": "stop",
+        "status:500": "api_error",
+        "hang": "api_error",
+        "drip": "api_error",
+        "drop": "stop",
+        "null_ids": "stop",
+        "bad_arguments": "stop",
+        "bad_calls": "stop",
+        "html": "api_error",
+        "truncated": "api_error",
+        "no_choices:null": "api_error",
+        "context": "length",
+        "cut_call": "length",
+        "always": "max_turns",
+        "flaky:429": "stop",
+        "status:400": "api_error",
+    }
+    given = [{"messages": [{"role": "user", "content": f"{model} {n}"}]} for n in range(4) for model in models]
+    before = copy.deepcopy(given)
+    outs: Any = APIMultiTurnRollout(ByPrompt(api), echo, request_timeout_s=1)(given)  # type: ignore[arg-type]
+    assert [o["stop_reason"] for o in outs] == list(models.values()) * 4
+    assert [o["messages"][0] for o in outs] == [t["messages"][0] for t in given]
+    assert given == before
+    assert all(bool(o["error"]) == (o["stop_reason"] == "api_error") for o in outs if o["stop_reason"] != "length")
+
+
+def test_nothing_to_do_gives_nothing(api: Any, echo: ToolManager) -> None:
+    assert APIMultiTurnRollout(api("answer"), echo)([]) == []
+
+
+def test_a_trajectory_without_messages_costs_only_itself(api: Any, echo: ToolManager) -> None:
+    outs: Any = APIMultiTurnRollout(api("answer"), echo)([{}, *prompts(1)])
+    assert [o["stop_reason"] for o in outs] == ["api_error", "stop"]
+    assert "no messages" in outs[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"messages": []}, "wrap a single one"),
+        ([3], "must be a dict"),
+        ([{"messages": "hi"}], "must be a list"),
+        ([{"messages": ["hi"]}], "must be a dict"),
+    ],
+)
+def test_what_is_no_list_of_trajectories_is_refused(
+    api: Any, echo: ToolManager, given: Any, error: str
+) -> None:
+    with pytest.raises(TypeError, match=error):
+        APIMultiTurnRollout(api("answer"), echo)(given)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"max_turns": 0},
+        {"max_turns": -1},
+        {"concurrency": 0},
+        {"deadline_s": 0},
+        {"request_timeout_s": -1},
+        {"tool_timeout_s": 0},
+        {"close_timeout_s": 0},
+        {"max_trajectory_tokens": 0},
+        {"max_threads": 0},
+        {"sampling_params": SamplingParams(num_samples=2)},
+        {"extra_body": {"stream": True}},
+        {"extra_body": {"n": 2}},
+        {"env_factory": lambda trajectory: None},
+        {"tool_manager": None},
+        {"reset_observation": "elsewhere"},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(api: Any, kwargs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        APIMultiTurnRollout(api("answer"), **{"tool_manager": ToolManager(), **kwargs})
+
+
+def test_calls_take_the_documented_overrides_only(api: Any, echo: ToolManager) -> None:
+    rollout = APIMultiTurnRollout(api("body"), ToolManager(), extra_body={"a": 1})
+    (out,) = rollout(
+        prompts(1), sampling_params=SamplingParams(seed=5), extra_body={"b": 2}, tool_manager=echo
+    )
+    body = json.loads(out["messages"][-1]["content"])  # type: ignore[arg-type]
+    assert (body["seed"], body["a"], body["b"], len(body["tools"])) == (5, 1, 2, 1)
+    with pytest.raises(TypeError, match="temperature"):
+        rollout(prompts(1), temperature=0)
+    with pytest.raises(ValueError, match="2 managers, 1 traj"):
+        rollout(prompts(1), tool_manager=[echo, echo])
+
+
+def test_concurrency_bounds_the_trajectories_in_flight(
+    api: Any, echo: ToolManager, stats: Any
+) -> None:
+    outs: Any = APIMultiTurnRollout(api("slow:0.03"), echo, concurrency=3)(prompts(9))
+    assert [o["stop_reason"] for o in outs] == ["stop"] * 9
+    assert stats()["peak"]["slow:0.03"] == 3
+    assert max(o["timing"]["queued"] for o in outs) >= 0.03
+
+
+def test_more_trajectories_than_connections_wait(api: Any, echo: ToolManager, stats: Any) -> None:
+    client = api("slow:0.04", client_kwargs={"max_connections": 4, "timeout": 0.15})
+    outs: Any = APIMultiTurnRollout(client, echo, concurrency=None)(prompts(40))
+    assert [o["stop_reason"] for o in outs] == ["stop"] * 40
+    assert stats()["peak"]["slow:0.04"] == 4
+
+
+def test_a_hung_request_ends_its_trajectory_alone(api: Any, echo: ToolManager) -> None:
+    given = [{"messages": [{"role": "user", "content": m}]} for m in ("hang", "answer", "answer")]
+    outs: Any = APIMultiTurnRollout(ByPrompt(api), echo, request_timeout_s=0.2)(given)  # type: ignore[arg-type]
+    assert [o["stop_reason"] for o in outs] == ["api_error", "stop", "stop"]
+    assert (outs[0]["error_kind"], outs[0]["retryable"]) == ("timeout", True)
+
+
+def test_a_deadline_ends_a_hung_request(api: Any, echo: ToolManager) -> None:
+    (out,) = APIMultiTurnRollout(api("hang"), echo, deadline_s=0.2)(prompts(1))
+    assert out["stop_reason"] == "deadline"  # type: ignore[typeddict-item]
+    assert out["reward"] is None  # type: ignore[typeddict-item]
+
+
+def test_a_deadline_covers_the_wait_for_a_connection(api: Any, echo: ToolManager) -> None:
+    client = api("hang", client_kwargs={"max_connections": 1})
+    outs: Any = APIMultiTurnRollout(client, echo, deadline_s=0.2)(prompts(3))
+    assert [o["stop_reason"] for o in outs] == ["deadline"] * 3
+
+
+class Hanging(Tool):
+    """Never returns; the other calls go on."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def tool_info(self) -> Any:
+        return {"type": "function", "function": {"name": "echo", "parameters": {}}}
+
+    def __call__(self, tool_name: str, arguments: Any) -> str:
+        if arguments["text"] == "1":
+            self.release.wait(60)
+        return arguments["text"]
+
+
+def test_a_tool_that_never_returns_is_given_up(api: Any) -> None:
+    tool = Hanging()
+    rollout = APIMultiTurnRollout(api("parallel"), ToolManager([tool]), tool_timeout_s=0.1)
+    (out,) = rollout(prompts(1))
+    tool.release.set()
+    answers = [m["content"] for m in out["messages"] if m["role"] == "tool"]
+    assert (answers[0], answers[2]) == ("0", "2")
+    assert "no result within 0.1 s" in str(answers[1])
+    assert (out["stop_reason"], out["tool_errors"]) == ("stop", {"timeout": 1})  # type: ignore[typeddict-item]
+
+
+class Stubborn(Hanging):
+    async def acall(self, tool_name: str, arguments: Any) -> str:
+        while True:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                if self.release.is_set():
+                    raise
+                self.release.set()
+
+
+def test_a_tool_that_swallows_its_cancellation_is_given_up(api: Any) -> None:
+    rollout = APIMultiTurnRollout(api("parallel"), ToolManager([Stubborn()]), tool_timeout_s=0.05)
+    (out,) = rollout(prompts(1))
+    assert out["tool_errors"] == {"timeout": 3}  # type: ignore[typeddict-item]
+
+
+class BadTool(Hanging):
+    async def acall(self, tool_name: str, arguments: Any) -> str:
+        raise (SystemExit, KeyboardInterrupt, asyncio.CancelledError)[int(arguments["text"])]
+
+
+def test_a_tool_cannot_stop_the_event_loop(api: Any) -> None:
+    (out,) = APIMultiTurnRollout(api("parallel"), ToolManager([BadTool()]))(prompts(1))
+    assert (out["stop_reason"], out["tool_errors"]) == ("stop", {"tool": 3})  # type: ignore[typeddict-item]
+
+
+def test_one_long_step_does_not_block_the_others(api: Any) -> None:
+    entered, others = threading.Event(), threading.Semaphore(0)
+
+    def echo(text: str) -> str:
+        if not entered.is_set():
+            entered.set()
+            for _ in range(9):  # returns only when the other nine have been here
+                assert others.acquire(timeout=20)
+        else:
+            others.release()
+        return text
+
+    manager = ToolManager([FunctionTool(echo)])
+    outs: Any = APIMultiTurnRollout(api("tools:1"), manager)(prompts(10))
+    assert [o["stop_reason"] for o in outs] == ["stop"] * 10
+
+
+def test_tools_beyond_the_threads_queue(api: Any) -> None:
+    lock, running, most = threading.Lock(), 0, 0
+
+    def echo(text: str) -> str:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.01)
+        with lock:
+            running -= 1
+        return text
+
+    manager = ToolManager([FunctionTool(echo)])
+    outs: Any = APIMultiTurnRollout(api("tools:1"), manager, max_threads=2)(prompts(12))
+    assert [o["stop_reason"] for o in outs] == ["stop"] * 12
+    assert most == 2
+
+
+class Plain(API):
+    """An API object without coroutines."""
+
+    def __init__(self, reply: Any) -> None:
+        self.reply = reply
+
+    def __call__(self, trajectory: Any, sampling_params: Any, **kwargs: Any) -> Any:
+        self.kwargs = kwargs
+        reply = self.reply(trajectory) if callable(self.reply) else self.reply
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+
+def test_a_blocking_api_object_works(echo: ToolManager) -> None:
+    def answer(trajectory: Any) -> Any:
+        assert set(trajectory) == {"messages", "tools"}
+        if len(trajectory["messages"]) > 1:
+            return {"role": "assistant", "content": "done"}
+        call = {"function": {"name": "echo", "arguments": '{"text": "x"}'}}
+        return {"role": "assistant", "tool_calls": [call]}
+
+    api = Plain(answer)
+    outs: Any = APIMultiTurnRollout(api, echo, extra_body={"k": 1})(prompts(5))
+    assert [(o["stop_reason"], o["turns"]) for o in outs] == [("stop", 2)] * 5
+    assert api.kwargs == {"extra_body": {"k": 1}}
+
+
+class ForeignStatusError(Exception):
+    def __init__(self, status_code: int, message: str) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize(
+    ("reply", "stop", "kind", "retryable"),
+    [
+        (ForeignStatusError(400, "maximum context length is 9"), "length", "context_length", False),
+        (ForeignStatusError(429, "slow"), "api_error", "rate_limited", True),
+        (ForeignStatusError(401, "who"), "api_error", "refused", False),
+        (ConnectionResetError("gone"), "api_error", "connection", True),
+        (TimeoutError("late"), "api_error", "timeout", True),
+        (ValueError("bug"), "api_error", "client", False),
+        (SystemExit(1), "api_error", "client", False),
+        ([], "api_error", "client", False),
+    ],
+)
+def test_failures_of_a_foreign_api_object_are_classified(
+    echo: ToolManager, reply: Any, stop: str, kind: str, retryable: bool
+) -> None:
+    (out,) = APIMultiTurnRollout(Plain(reply), echo)(prompts(1))
+    assert (out["stop_reason"], out["error_kind"], out["retryable"]) == (stop, kind, retryable)  # type: ignore[typeddict-item]
+
+
+def test_a_blocking_api_object_that_hangs_is_given_up(echo: ToolManager) -> None:
+    release = threading.Event()
+    rollout = APIMultiTurnRollout(
+        Plain(lambda _: release.wait(60)), echo, request_timeout_s=0.1
+    )
+    (out,) = rollout(prompts(1))
+    release.set()
+    assert (out["stop_reason"], out["error_kind"]) == ("api_error", "timeout")  # type: ignore[typeddict-item]
+
+
+def test_a_call_inside_a_running_loop_works(api: Any, echo: ToolManager) -> None:
+    async def notebook_cell() -> Any:
+        return APIMultiTurnRollout(api("tools:1"), echo)(prompts(2))
+
+    assert [o["stop_reason"] for o in asyncio.run(notebook_cell())] == ["stop", "stop"]
+
+
+async def test_arun_runs_on_the_callers_loop(api: Any, echo: ToolManager) -> None:
+    loops = []
+    rollout = APIMultiTurnRollout(
+        api("answer"), echo, on_done=lambda _: loops.append(asyncio.get_running_loop())
+    )
+    await rollout.arun(prompts(2))
+    assert loops == [asyncio.get_running_loop()] * 2
+
+
+def test_a_call_on_the_background_loop_is_refused(api: Any, echo: ToolManager) -> None:
+    async def inside() -> None:
+        APIMultiTurnRollout(api("answer"), echo)(prompts(1))
+
+    future = asyncio.run_coroutine_threadsafe(inside(), background_loop())
+    with pytest.raises(RuntimeError, match="await arun"):
+        future.result(10)
+
+
+def test_two_rollouts_in_two_threads_do_not_meet(api: Any, echo: ToolManager) -> None:
+    rollout = APIMultiTurnRollout(api("tools:1"), echo)
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(rollout(prompts(5)))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [[o["stop_reason"] for o in outs] for outs in found] == [["stop"] * 5] * 2
+
+
+def test_on_done_sees_each_trajectory_once_and_cannot_break_the_batch(
+    api: Any, echo: ToolManager
+) -> None:
+    seen: list[Any] = []
+
+    async def on_done(trajectory: Any) -> None:
+        seen.append(trajectory)
+        raise RuntimeError("progress bar broke")
+
+    outs = APIMultiTurnRollout(api("answer"), echo)(prompts(4), on_done=on_done)
+    assert sorted(map(id, seen)) == sorted(map(id, outs))
+
+
+class Watched(Env):
+    """Counts how many of it are open."""
+
+    open: ClassVar[set[int]] = set()
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        self.open.add(id(self))
+        return StepResult()
+
+    def step(self, tool_name: str, arguments: Any) -> StepResult:
+        return StepResult()
+
+    def close(self) -> None:
+        self.open.discard(id(self))
+
+
+async def test_cancelling_closes_every_env(api: Any) -> None:
+    Watched.open.clear()
+    rollout = APIMultiTurnRollout(api("hang"), env_factory=lambda _: Watched())
+    task = asyncio.create_task(rollout.arun(prompts(8)))
+    while len(Watched.open) < 8:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert Watched.open == set()
+
+
+_INTERRUPTED = """
+import os, sys
+from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.protocol import OpenAI
+from twinkle_agentic.rollout import APIMultiTurnRollout
+
+opened = []
+class Noisy(Env):
+    def reset(self, trajectory=None):
+        opened.append(self)
+        if len(opened) == 8:
+            print("running", flush=True)
+        return StepResult()
+    def step(self, tool_name, arguments):
+        return StepResult()
+    closed = False
+    def close(self):
+        if not self.closed:
+            self.closed = True
+            os.write(1, b"closed\n")
+
+rollout = APIMultiTurnRollout(OpenAI("hang", base_url=sys.argv[1]), env_factory=lambda _: Noisy())
+try:
+    rollout([{"messages": [{"role": "user", "content": "Play."}]}] * 8)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_closes_every_env_and_is_raised(server: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED, f"{server}/v1"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    try:
+        with process.stdout:
+            assert process.stdout.readline() == "running\n"
+            os.kill(process.pid, signal.SIGINT)
+            assert process.stdout.read().split() == [*["closed"] * 8, "interrupted"]
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_interface_is_a_rollout() -> None:
+    assert issubclass(APIMultiTurnRollout, Rollout)
+
+
+def test_importing_the_package_is_light() -> None:
+    code = (
+        "import sys, twinkle_agentic.rollout, twinkle_agentic.protocol\n"
+        "print([m for m in ('aiohttp', 'httpx', 'jsonschema', 'pydantic', 'numpy') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_every_exported_name_resolves() -> None:
+    import twinkle_agentic.rollout as package
+
+    assert all(getattr(package, name) is not None for name in package.__all__)
+
+
+def test_a_client_can_be_shared(api: Any, echo: ToolManager) -> None:
+    client: OpenAI = api("answer")
+    assert len(APIMultiTurnRollout(client, echo)(prompts(2))) == 2
+    assert client({"messages": [{"role": "user", "content": "x"}]}, SamplingParams())["content"] == "42"  # type: ignore[call-overload,index]
+
+
+def test_a_low_open_file_limit_lowers_the_concurrency(server: str, tmp_path: Path) -> None:
+    code = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from twinkle_agentic.protocol import OpenAI
+from twinkle_agentic.rollout import APIMultiTurnRollout
+from twinkle_agentic.tools import ToolManager
+rollout = APIMultiTurnRollout(OpenAI("slow:0.02", base_url="{server}/v1"), ToolManager())
+outs = rollout([{{"messages": [{{"role": "user", "content": "Low."}}]}}] * 200)
+print({{o["stop_reason"] for o in outs}})
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert shown.stdout.strip() == "{'stop'}"
+    assert "concurrency lowered from 200 to 16" in shown.stderr

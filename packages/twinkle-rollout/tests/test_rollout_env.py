@@ -1,0 +1,405 @@
+"""One env per trajectory: made, reset, stepped, scored, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.env_tool import EnvTool
+from twinkle_agentic.envs.errors import CapacityError, SandboxLostError
+from twinkle_agentic.rollout import APIMultiTurnRollout
+from twinkle_agentic.tools import ToolManager
+
+
+class Game(Env):
+    """Done after `length` steps, each worth `step_reward`; keeps a log of what was done to it."""
+
+    def __init__(self, length: int = 2, step_reward: Any = 0.5, **behaviour: Any) -> None:
+        self.length, self.step_reward, self.behaviour = length, step_reward, behaviour
+        self.log: list[str] = []
+        self.steps = 0
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        self.log.append("reset")
+        self.trajectory = trajectory
+        if "reset_raises" in self.behaviour:
+            raise self.behaviour["reset_raises"]
+        return self.behaviour.get("reset_result", StepResult())
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        self.log.append("step")
+        self.steps += 1
+        if (result := self.behaviour.get("results", {}).get(self.steps)) is not None:
+            if isinstance(result, BaseException):
+                raise result
+            return result
+        return StepResult(f"after {self.steps}", self.step_reward, self.steps >= self.length)
+
+    def tools(self) -> list[Any]:
+        parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
+        return [{"type": "function", "function": {"name": "echo", "parameters": parameters}}]
+
+    def close(self) -> None:
+        self.log.append("close")
+        if "close_raises" in self.behaviour:
+            raise self.behaviour["close_raises"]
+
+
+class ScoredGame(Game):
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        self.log.append("evaluate")
+        self.scored = trajectories
+        score = self.behaviour.get("score", [10.0])
+        if isinstance(score, BaseException):
+            raise score
+        return score
+
+
+def roll(api: Any, env: Any, **kwargs: Any) -> dict[str, Any]:
+    prompt: Any = {"messages": [{"role": "user", "content": "Play."}], "user_data": {"seed": 3}}
+    (out,) = APIMultiTurnRollout(api, env_factory=lambda trajectory: env, **kwargs)([prompt])
+    return out  # type: ignore[return-value]
+
+
+def test_the_episode_ends_when_the_env_is_done(api: Any) -> None:
+    env = Game(length=2)
+    out = roll(api("always"), env)
+    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("env_done", False, 2)
+    assert (out["reward"], out["step_rewards"], out["eval_reward"]) == (1.0, [0.5, 0.5], None)
+    assert env.log == ["reset", "step", "step", "close"]
+    assert out["messages"][-1]["content"] == "after 2"
+
+
+def test_reset_receives_the_trajectory(api: Any) -> None:
+    env = Game()
+    roll(api("always"), env)
+    assert env.trajectory["user_data"] == {"seed": 3}
+
+
+def test_reward_is_the_steps_together_with_evaluate(api: Any) -> None:
+    env = ScoredGame(length=2)
+    out = roll(api("always"), env)
+    assert (out["reward"], out["eval_reward"]) == (11.0, 10.0)
+    assert env.log[-2:] == ["evaluate", "close"]
+    assert env.scored[0]["messages"] == out["messages"]
+
+
+def test_no_step_after_done_and_every_call_is_answered(api: Any) -> None:
+    env = Game(length=2)
+    out = roll(api("parallel"), env)
+    assert (out["stop_reason"], env.steps) == ("env_done", 2)
+    answers = [m["content"] for m in out["messages"] if m["role"] == "tool"]
+    assert answers == ["after 1", "after 2", "Error: not executed: the episode is over."]
+
+
+def test_steps_of_the_last_turn_count(api: Any) -> None:
+    out = roll(api("always"), Game(length=9), max_turns=2)
+    assert (out["stop_reason"], out["step_rewards"], out["reward"]) == ("max_turns", [0.5, 0.5], 1.0)
+    assert out["messages"][-1]["content"] == "after 2"
+
+
+def test_done_on_the_last_turn_is_env_done(api: Any) -> None:
+    assert roll(api("always"), Game(length=2), max_turns=2)["stop_reason"] == "env_done"
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("append", [{"role": "user", "content": "Play.\n\nYour hand: 20"}]),
+        (
+            "message",
+            [{"role": "user", "content": "Play."}, {"role": "user", "content": "Your hand: 20"}],
+        ),
+        ("ignore", [{"role": "user", "content": "Play."}]),
+    ],
+)
+def test_the_first_observation_reaches_the_model(api: Any, where: Any, expected: Any) -> None:
+    env = Game(reset_result=StepResult("Your hand: 20"))
+    out = roll(api("answer"), env, reset_observation=where)
+    assert out["messages"][:-1] == expected
+
+
+def test_reset_that_says_done_asks_no_model(api: Any) -> None:
+    out = roll(api("always"), Game(reset_result=StepResult("over", done=True)))
+    assert (out["stop_reason"], out["turns"], out["reward"]) == ("env_done", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "retryable"),
+    [
+        ({"reset_raises": CapacityError("full")}, "capacity", True),
+        ({"reset_raises": RuntimeError("boom")}, "env", False),
+        ({"reset_raises": SystemExit(3)}, "env", False),
+        ({"reset_result": StepResult.failed("gone", kind="session_lost", retryable=True)}, "session_lost", True),
+        ({"results": {2: SandboxLostError("vanished")}}, "sandbox_lost", True),
+        ({"results": {2: ValueError("bug")}}, "env", False),
+        ({"results": {2: StepResult.failed("lost", kind="session_lost", retryable=True)}}, "session_lost", True),
+    ],
+)
+def test_a_lost_episode_is_an_env_error_without_reward(
+    api: Any, behaviour: Any, kind: str, retryable: bool
+) -> None:
+    env = ScoredGame(length=9, **behaviour)
+    out = roll(api("always"), env)
+    assert (out["stop_reason"], out["error_kind"], out["retryable"]) == ("env_error", kind, retryable)
+    assert (out["reward"], out["truncated"]) == (None, True)
+    assert out["error"]
+    assert env.log[-1] == "close"
+    assert "evaluate" not in env.log
+
+
+def test_a_failed_step_of_a_living_episode_counts_nothing(api: Any) -> None:
+    failed = StepResult("Error: try again", 99.0, False, {"error": "bad", "error_kind": "tool"})
+    out = roll(api("always"), Game(length=3, results={2: failed}))
+    assert (out["stop_reason"], out["reward"]) == ("env_done", 1.0)
+    assert (out["step_rewards"], out["failed_steps"]) == ([0.5, 0.0, 0.5], [1])
+    assert out["tool_errors"] == {"tool": 1}
+
+
+def test_rewards_that_are_missing_or_no_numbers_are_flagged(api: Any) -> None:
+    results = {1: StepResult.scored("a", None), 2: StepResult("b", float("nan"))}
+    out = roll(api("always"), Game(length=3, results=results))
+    assert (out["reward"], out["step_rewards"]) == (0.5, [0.0, 0.0, 0.5])
+    assert (out["reward_missing_steps"], out["failed_steps"]) == ([0], [1])
+
+
+@pytest.mark.parametrize("score", [[], [1.0, 2.0], [float("nan")], ["x"], None, RuntimeError("judge down")])
+def test_a_score_that_is_none_takes_the_reward_away(api: Any, score: Any) -> None:
+    env = ScoredGame(score=score)
+    out = roll(api("always"), env)
+    assert (out["stop_reason"], out["reward"], out["eval_reward"]) == ("env_error", None, None)
+    assert out["step_rewards"] == [0.5, 0.5]
+    assert env.log[-1] == "close"
+
+
+def test_an_api_error_has_no_reward_and_closes_the_env(api: Any) -> None:
+    env = ScoredGame()
+    out = roll(api("status:404"), env)
+    assert (out["stop_reason"], out["reward"], env.log) == ("api_error", None, ["reset", "close"])
+
+
+def test_a_close_that_fails_is_reported_and_keeps_the_reward(api: Any) -> None:
+    out = roll(api("always"), Game(close_raises=OSError("busy")))
+    assert out["reward"] == 1.0
+    assert out["close_error"] == "close raised OSError: busy"
+
+
+def test_a_close_that_hangs_is_given_up(api: Any) -> None:
+    release = threading.Event()
+
+    class Clinging(Game):
+        def close(self) -> None:
+            release.wait(60)
+
+    out = roll(api("always"), Clinging(), close_timeout_s=0.1)
+    release.set()
+    assert (out["reward"], out["close_error"]) == (1.0, "close did not return within 0.1 s")
+
+
+@pytest.mark.parametrize("made", [None, 3])
+def test_a_factory_that_makes_no_env_is_an_env_error(api: Any, made: Any) -> None:
+    out = roll(api("always"), made)
+    assert out["stop_reason"] == "env_error"
+    assert f"found {made!r}" in out["error"]
+
+
+def test_a_factory_that_raises_costs_its_trajectory_only(api: Any) -> None:
+    def factory(trajectory: Any) -> Env:
+        if trajectory["user_data"]["n"] == 1:
+            raise CapacityError("no room")
+        return Game()
+
+    prompts: Any = [
+        {"messages": [{"role": "user", "content": "Play."}], "user_data": {"n": n}} for n in range(3)
+    ]
+    outs: Any = APIMultiTurnRollout(api("always"), env_factory=factory)(prompts)
+    assert [o["stop_reason"] for o in outs] == ["env_done", "env_error", "env_done"]
+    assert [o["user_data"]["n"] for o in outs] == [0, 1, 2]
+    assert outs[1]["error_kind"] == "capacity"
+
+
+def test_one_env_for_two_trajectories_is_refused(api: Any) -> None:
+    env = Game(length=9)
+    both_running = threading.Barrier(2, timeout=10)
+
+    def factory(trajectory: Any) -> Env:
+        both_running.wait()
+        return env
+
+    prompts: Any = [{"messages": [{"role": "user", "content": "Play."}]}] * 2
+    outs: Any = APIMultiTurnRollout(api("slow:0.2"), env_factory=factory)(prompts)
+    assert sorted(o["stop_reason"] for o in outs) == ["env_error", "stop"]
+    assert env.log.count("close") == 1
+
+
+def test_one_stateful_env_behind_one_manager_is_refused_for_several(api: Any) -> None:
+    manager = ToolManager(EnvTool.from_env(Game()))
+    rollout = APIMultiTurnRollout(api("always"), manager)
+    prompts: Any = [{"messages": [{"role": "user", "content": "Play."}]}] * 2
+    with pytest.raises(ValueError, match="same env"):
+        rollout(prompts)
+    with pytest.raises(ValueError, match="same env"):
+        rollout(prompts, tool_manager=[manager, manager.copy()])
+
+
+def test_the_documents_way_env_reset_and_closed_by_the_caller(api: Any) -> None:
+    env = ScoredGame(length=2)
+    env.reset()
+    manager = ToolManager(EnvTool.from_env(env))
+    prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
+    (out,) = APIMultiTurnRollout(api=api("always"), tool_manager=manager, max_turns=10)([prompt])
+    assert (out["stop_reason"], out["reward"]) == ("env_done", 1.0)  # type: ignore[typeddict-item]
+    assert env.log == ["reset", "step", "step"]
+
+
+def test_a_list_of_managers_has_an_env_each(api: Any) -> None:
+    envs = [Game(length=n) for n in (1, 2, 3)]
+    managers = [ToolManager(EnvTool.from_env(env)) for env in envs]
+    prompts: Any = [{"messages": [{"role": "user", "content": "Play."}]}] * 3
+    outs: Any = APIMultiTurnRollout(api("always"), managers)(prompts)
+    assert [o["reward"] for o in outs] == [0.5, 1.0, 1.5]
+
+
+class AsyncGame(Game):
+    """Speaks to nobody, but by coroutines, on the loop of the rollout."""
+
+    async def areset(self, trajectory: Any = None) -> StepResult:
+        self.loop = asyncio.get_running_loop()
+        return self.reset(trajectory)
+
+    async def astep(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        assert asyncio.get_running_loop() is self.loop
+        return self.step(tool_name, arguments)
+
+    async def aclose(self) -> None:
+        assert asyncio.get_running_loop() is self.loop
+        self.close()
+
+
+def test_coroutines_of_an_env_run_on_the_rollouts_loop(api: Any) -> None:
+    env = AsyncGame()
+
+    async def factory(trajectory: Any) -> Env:
+        return env
+
+    prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
+    (out,) = APIMultiTurnRollout(api("always"), env_factory=factory)([prompt])
+    assert out["stop_reason"] == "env_done"  # type: ignore[typeddict-item]
+    assert env.log == ["reset", "step", "step", "close"]
+
+
+class ForeignGame:
+    """An env of another framework: the same methods, no coroutines, results of its own class."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def reset(self, trajectory: Any = None) -> Any:
+        return None
+
+    def step(self, tool_name: str, arguments: Any) -> Any:
+        return StepResult("won", 2, True)
+
+    def tools(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_an_env_of_another_framework_works(api: Any) -> None:
+    env = ForeignGame()
+    prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
+    (out,) = APIMultiTurnRollout(api("parallel:env_action"), env_factory=lambda _: env)([prompt])
+    assert (out["stop_reason"], out["reward"], env.closed) == ("env_done", 2.0, 1)  # type: ignore[typeddict-item]
+
+
+class SlowGame(Game):
+    """Blocks in the method named, until released."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(length=9)
+        self.method, self.release = method, threading.Event()
+        self.closed = threading.Event()
+
+    def _maybe(self, method: str) -> None:
+        if method == self.method:
+            self.release.wait(60)
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        self._maybe("reset")
+        return super().reset(trajectory)
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        if self.steps == 1:
+            self._maybe("step")
+        return super().step(tool_name, arguments)
+
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        self._maybe("evaluate")
+        return [1.0]
+
+    def close(self) -> None:
+        super().close()
+        if "reset" in self.log or self.method != "reset":
+            self.closed.set()
+
+
+def test_a_step_that_hangs_loses_the_episode_by_its_limit(api: Any) -> None:
+    env = SlowGame("step")
+    out = roll(api("always"), env, tool_timeout_s=0.1)
+    env.release.set()
+    assert (out["stop_reason"], out["error_kind"], out["reward"]) == ("env_error", "timeout", None)
+    assert (out["retryable"], out["tool_errors"]["timeout"] >= 1) == (True, True)
+    assert env.closed.is_set()
+
+
+def test_a_deadline_keeps_what_was_earned(api: Any) -> None:
+    env = SlowGame("step")
+    out = roll(api("always"), env, deadline_s=0.3)
+    env.release.set()
+    assert (out["stop_reason"], out["truncated"]) == ("deadline", True)
+    assert (out["step_rewards"][0], out["eval_reward"], out["reward"]) == (0.5, 1.0, 1.5)
+    assert env.closed.is_set()
+    assert "deadline_s=0.3" in out["error"]
+
+
+def test_a_reset_that_hangs_is_given_up_and_its_env_closed_once_it_returns(api: Any) -> None:
+    env = SlowGame("reset")
+    out = roll(api("always"), env, reset_timeout_s=0.1)
+    assert (out["stop_reason"], out["error_kind"]) == ("env_error", "timeout")
+    env.release.set()
+    assert env.closed.wait(10)  # closed again after the reset that came too late
+    assert env.log == ["close", "reset", "close"]
+
+
+def test_an_env_that_is_made_too_late_is_closed(api: Any) -> None:
+    env, release = SlowGame("none"), threading.Event()
+
+    def factory(trajectory: Any) -> Env:
+        release.wait(60)
+        return env
+
+    prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
+    rollout = APIMultiTurnRollout(api("always"), env_factory=factory, reset_timeout_s=0.1)
+    (out,) = rollout([prompt])
+    assert (out["stop_reason"], env.log) == ("env_error", [])  # type: ignore[typeddict-item]
+    release.set()
+    assert env.closed.wait(10)
+
+
+def test_scoring_that_hangs_is_given_up(api: Any) -> None:
+    env = SlowGame("evaluate")
+    out = roll(api("always"), env, max_turns=1, evaluate_timeout_s=0.1)
+    env.release.set()
+    assert (out["stop_reason"], out["error_kind"], out["reward"]) == ("env_error", "timeout", None)
+
+
+def test_timing_covers_the_phases(api: Any) -> None:
+    timing = roll(api("always"), ScoredGame())["timing"]
+    assert set(timing) == {*("queued", "reset", "model", "tools", "evaluate", "close", "total")}
+    assert all(seconds >= 0 for seconds in timing.values())
+    assert timing["model"] > 0

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from twinkle_agentic.rollout import APIMultiTurnRollout
+from twinkle_agentic.tools import ToolManager
+
+
+def prompts(count: int) -> Any:
+    return [
+        {
+            "messages": [{"role": "user", "content": f"Hello {n}"}],
+            "user_data": [("id", json.dumps("same/id")), ("ground_truth", json.dumps("7"))],
+        }
+        for n in range(count)
+    ]
+
+
+def test_each_trajectory_gets_a_file_of_its_own(api: Any, echo: ToolManager, tmp_path: Path) -> None:
+    rollout = APIMultiTurnRollout(api("tools:1"), echo, trace_dir=str(tmp_path / "traces"))
+    outs: Any = rollout(prompts(5), global_step=3)
+    files = sorted((tmp_path / "traces").iterdir())
+    assert sorted(o["trace_path"] for o in outs) == [str(f) for f in files]
+    assert len(files) == 5
+    assert all(f.name.startswith("step000003-fail-same_id-") for f in files)
+    record = json.loads(Path(outs[2]["trace_path"]).read_text())
+    assert record["trajectory"]["messages"] == outs[2]["messages"]
+    assert (record["ground_truth"], record["stop_reason"], record["turns"]) == ("7", "stop", 2)
+
+
+def test_the_raw_reply_is_in_the_trace_alone(api: Any, echo: ToolManager, tmp_path: Path) -> None:
+    (out,) = APIMultiTurnRollout(api("bad_arguments"), echo, trace_dir=tmp_path)(prompts(1))
+    (file,) = tmp_path.iterdir()
+    record = json.loads(file.read_text())
+    raw = record["raw_replies"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+    assert raw == '{"text": "cut'
+    assert raw not in json.dumps(out["messages"])
+
+
+def test_callbacks_choose_the_files_and_their_names(
+    api: Any, echo: ToolManager, tmp_path: Path
+) -> None:
+    APIMultiTurnRollout(
+        api("answer"),
+        echo,
+        trace_dir=tmp_path,
+        trace_callback=lambda t: t["messages"][0]["content"] != "Hello 1",
+        success_callback=lambda t: t["messages"][0]["content"] == "Hello 2",
+    )(prompts(3))
+    assert sorted(f.name.split("-")[0] for f in tmp_path.iterdir()) == ["fail", "ok"]
+
+
+def test_a_trace_that_cannot_be_written_is_reported(
+    api: Any, echo: ToolManager, tmp_path: Path
+) -> None:
+    rollout = APIMultiTurnRollout(api("answer"), echo, trace_dir=tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone")
+    (out,) = rollout(prompts(1))
+    assert (out["stop_reason"], out["trace_path"]) == ("stop", None)  # type: ignore[typeddict-item]
+    assert "FileNotFoundError" in out["trace_error"]  # type: ignore[typeddict-item]
+
+
+def test_a_callback_that_raises_is_reported(api: Any, echo: ToolManager, tmp_path: Path) -> None:
+    rollout = APIMultiTurnRollout(
+        api("answer"), echo, trace_dir=tmp_path, trace_callback=lambda t: t["no such key"]
+    )
+    (out,) = rollout(prompts(1))
+    assert "KeyError" in out["trace_error"]  # type: ignore[typeddict-item]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_json_does_not_know_are_written(api: Any, echo: ToolManager, tmp_path: Path) -> None:
+    prompt: Any = {**prompts(1)[0], "extra": {1, 2}, "nan": float("nan"), "text": "\ud800"}
+    APIMultiTurnRollout(api("answer"), echo, trace_dir=tmp_path)([prompt])
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text())["trajectory"]["nan"] == "NaN"
