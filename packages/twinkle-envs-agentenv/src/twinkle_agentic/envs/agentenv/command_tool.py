@@ -1,4 +1,4 @@
-"""Shell command templates: checked when they are registered, filled in so that values arrive verbatim."""
+"""Shell command templates: checked at registration, filled in so that values arrive verbatim."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class _Field:
 class CommandTemplate:
     """A command with `{argument}` places.
 
-    Values are quoted for the shell as the place demands: outside quotes as one word, between single or
-    double quotes so that they stay inside. A list outside quotes becomes one word per item. A literal
-    brace is written twice. Quoting protects from the shell that runs the template, not from a program
-    that interprets its own arguments (`eval`, `python -c`, a file name that begins with a dash).
+    Values are quoted for the shell as the place demands: outside quotes as one word, between single
+    or double quotes so that they stay inside. A list outside quotes becomes one word per item. A
+    literal brace is written twice. Quoting protects from the shell that runs the template, not from
+    a program that interprets its own arguments (`eval`, `python -c`, a file name that begins with a
+    dash).
 
     Attributes:
         parts: Literal text and places, in order.
@@ -55,8 +56,8 @@ class CommandTemplate:
             quote: False puts values in as they are: only for values that are shell code on purpose.
 
         Raises:
-            ValueError: The template is faulty, whatever the arguments: unbalanced braces, a place that is
-                no parameter, a place where quoting cannot be right.
+            ValueError: The template is faulty, whatever the arguments: unbalanced braces, a place
+                that is no parameter, a place where quoting cannot be right.
         """
         name, properties = _schema_of(tool_info)
         where = f"the command template of tool {name!r}"
@@ -64,7 +65,8 @@ class CommandTemplate:
             pieces = list(string.Formatter().parse(template))
         except ValueError as error:
             raise ValueError(
-                f"{where} has unbalanced braces ({error}) in {template!r}: write a literal brace twice"
+                f"{where} has unbalanced braces ({error}) in {template!r}: write a literal brace "
+                "twice"
             ) from None
         scan = _ShellScan()
         parts: list[str | _Field] = []
@@ -88,15 +90,13 @@ class CommandTemplate:
                 )
             if quote and scan.trouble:
                 raise ValueError(
-                    f"{where} has {{{place}}} {scan.trouble}, where no quoting is right: move it out, "
-                    "for instance into a variable, or pass quote=False"
+                    f"{where} has {{{place}}} {scan.trouble}, where no quoting is right: move it "
+                    "out, for instance into a variable, or pass quote=False"
                 )
             parts.append(_Field(place, spec or "", scan.quote))
             scan.placed()
-        defaults = {
-            key: value["default"]
-            for key, value in (properties or {}).items()
-            if isinstance(value, Mapping) and "default" in value
+        defaults: dict[str, Any] = {
+            key: value["default"] for key, value in (properties or {}).items() if "default" in value
         }
         return cls(tuple(parts), defaults, quote)
 
@@ -153,17 +153,24 @@ def _formats_something(spec: str) -> bool:
     return False
 
 
-def _schema_of(tool_info: ToolInfo) -> tuple[str, Mapping[str, Any] | None]:
+def _schema_of(tool_info: ToolInfo) -> tuple[str, dict[str, dict[str, Any]] | None]:
     function = tool_info.get("function", {})
-    properties: Any = function.get("parameters", {}).get("properties")
-    return function.get("name", ""), properties if isinstance(properties, Mapping) else None
+    properties: object = function.get("parameters", {}).get("properties")
+    if not isinstance(properties, dict):
+        return function.get("name", ""), None
+    schemas = cast("dict[str, Any]", properties)
+    return function.get("name", ""), {
+        name: cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+        for name, schema in schemas.items()
+    }
 
 
 class _ShellScan:
     """Follows the quoting of a shell command from piece to piece.
 
-    It knows single and double quotes, backslashes, comments and command substitution. Where it knows
-    that it does not know (backquotes, here-documents, `${...}`, `$'...'`, arithmetic), it says so.
+    It knows single and double quotes, backslashes, comments and command substitution. Where it
+    knows that it does not know (backquotes, here-documents, `${...}`, `$'...'`, arithmetic), it
+    says so.
     """
 
     def __init__(self) -> None:

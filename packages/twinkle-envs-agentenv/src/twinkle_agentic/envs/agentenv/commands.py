@@ -144,8 +144,8 @@ def run_command(
         check_alive(lease, words)
         _end_processes(lease, mark)
         raise CommandBrokenError(
-            f"the connection to sandbox {lease.sandbox_id} broke while {command[:80]!r} ran ({words}); "
-            "the command was killed and what it had done stays",
+            f"the connection to sandbox {lease.sandbox_id} broke while {command[:80]!r} ran "
+            f"({words}); the command was killed and what it had done stays",
             output=run.observation(max_chars),
         ) from error
     run.duration_s = time.monotonic() - begun
@@ -159,8 +159,8 @@ def _checked(command: str) -> str:
     size = len(command.encode())
     if size > _MAX_COMMAND_BYTES:
         raise ToolFaultError(
-            f"the command has {size} bytes and a shell takes {_MAX_COMMAND_BYTES}: write it to a file "
-            "and run that"
+            f"the command has {size} bytes and a shell takes {_MAX_COMMAND_BYTES}: write it to a "
+            "file and run that"
         )
     return command
 
@@ -213,14 +213,16 @@ def _end_processes(lease: Lease, mark: str) -> None:
 
 
 # Bash alone, for an image may hold little else. The environment of a process is what it was started
-# with, so the shell that runs this does not carry the mark; a process that is killed while it forks may
-# have a child by then, hence the rounds.
+# with, so the shell that runs this does not carry the mark; a process that is killed while it forks
+# may have a child by then, hence the rounds.
 _KILL_SCRIPT = """
 for round in 1 2 3 4 5 6 7 8 9 10; do
   left=0
   for d in /proc/[0-9]*; do
     while IFS= read -r -d '' entry; do
-      if [ "$entry" = "{variable}={mark}" ]; then kill -9 "${{d#/proc/}}"; left=$((left + 1)); break; fi
+      if [ "$entry" = "{variable}={mark}" ]; then
+        kill -9 "${{d#/proc/}}"; left=$((left + 1)); break
+      fi
     done < "$d/environ"
   done
   [ "$left" = 0 ] && break

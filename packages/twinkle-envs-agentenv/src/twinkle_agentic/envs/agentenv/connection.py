@@ -30,7 +30,8 @@ class Connection:
         sandbox_url: Base URL of requests to a sandbox; `None` leaves it to the SDK.
         api_key: The key; not part of the `repr`.
         request_timeout: Seconds one request may take.
-        options: Further connection options of the SDK: `proxy`, `http_version`, `domain`, `api_headers`.
+        options: Further connection options of the SDK: `proxy`, `http_version`, `domain`,
+            `api_headers`.
     """
 
     api_url: str | None
@@ -51,11 +52,13 @@ class Connection:
     ) -> Connection:
         """Fill in what was not given from `E2B_API_URL`, `E2B_SANDBOX_URL` and `E2B_API_KEY`.
 
-        The sandbox address follows the API address, so one URL is enough. `E2B_SANDBOX_URL` belongs to
+        The sandbox address follows the API address, so one URL is enough. `E2B_SANDBOX_URL` belongs
+        to
         `E2B_API_URL`: it does not redirect the sandboxes of another server given as `api_url`.
 
         Raises:
-            ValueError: A URL is no http(s) URL, `request_timeout` is not above 0, an option is unknown.
+            ValueError: A URL is no http(s) URL, `request_timeout` is not above 0, an option is
+                unknown.
         """
         unknown = set(options or {}) - _OPTIONS
         if unknown:
@@ -117,7 +120,10 @@ class Connection:
         proxy = urllib.request.getproxies().get(url.scheme) if "proxy" not in self.options else None
         if not proxy or not url.hostname or urllib.request.proxy_bypass(url.hostname):
             return ""
-        return f" (requests to {url.hostname} go through the proxy {proxy}: list the host in NO_PROXY to go direct)"
+        return (
+            f" (requests to {url.hostname} go through the proxy {proxy}: list the host in NO_PROXY "
+            "to go direct)"
+        )
 
 
 def _url(name: str, value: str | None) -> str | None:

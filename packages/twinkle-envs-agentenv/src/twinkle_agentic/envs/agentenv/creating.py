@@ -59,9 +59,10 @@ def start_sandbox(spec: SandboxSpec, *, extra_labels: Mapping[str, str] | None =
 def create_sandbox(spec: SandboxSpec, *, extra_labels: Mapping[str, str] | None = None) -> Lease:
     """Create a sandbox.
 
-    Refusals for want of room (429, 503) and failures that may pass (other 5xx, no connection) are tried
-    again with growing, jittered delays, a `Retry-After` honoured, within `spec.capacity_timeout_s`. All
-    tries carry one idempotency key and one label, and whatever else came of them is killed.
+    Refusals for want of room (429, 503) and failures that may pass (other 5xx, no connection) are
+    tried again with growing, jittered delays, a `Retry-After` honoured, within
+    `spec.capacity_timeout_s`. All tries carry one idempotency key and one label, and whatever else
+    came of them is killed.
 
     Raises:
         SandboxUnavailableError: There was no room in time, or no server.
@@ -111,34 +112,35 @@ def create_sandbox(spec: SandboxSpec, *, extra_labels: Mapping[str, str] | None 
 
 def refusal(failure: Failure, spec: SandboxSpec, *, tries: int = 1) -> SandboxUnavailableError:
     """Make the error of a creation that failed for good."""
-    address, words = spec.connection.address, failure.words
+    server, words = f"the server at {spec.connection.address}", failure.words
     match failure.fault:
         case Fault.METHOD:
             return SandboxRefusedError(
-                f"the server at {address} does not know `POST /v2/sandboxes` (405): it is an AgentENV "
-                "from before its pull request 306 (late September 2026). Update AgentENV; an older one "
-                f"works with e2b<=2.50.0 only, and e2b {_sdk_version()} is installed, which "
-                "twinkle-envs-agentenv needs"
+                f"{server} does not know `POST /v2/sandboxes` (405): it is an AgentENV from before "
+                "its pull request 306 (late September 2026). Update AgentENV; an older one works "
+                f"with e2b<=2.50.0 only, and e2b {importlib.metadata.version('e2b')} is installed, "
+                "which twinkle-envs-agentenv needs"
             )
         case Fault.UNAUTHORIZED:
             return SandboxRefusedError(
-                f"the server at {address} refuses the API key ({words}): pass api_key or set E2B_API_KEY"
+                f"{server} refuses the API key ({words}): pass api_key or set E2B_API_KEY"
             )
         case Fault.FULL:
             return SandboxUnavailableError(
-                f"the server at {address} had no room for a sandbox of template {spec.template!r} within "
-                f"capacity_timeout_s={spec.capacity_timeout_s:g} ({tries} tries, the last answer: {words}): "
-                "raise capacity_timeout_s, run fewer episodes at once, or give the server room"
+                f"{server} had no room for a sandbox of template {spec.template!r} within "
+                f"capacity_timeout_s={spec.capacity_timeout_s:g} ({tries} tries, the last answer: "
+                f"{words}): raise capacity_timeout_s, run fewer episodes at once, or give the "
+                "server room"
             )
         case Fault.REFUSED | Fault.NOT_FOUND | Fault.BAD_ARGUMENT | Fault.PAUSED:
             return SandboxRefusedError(
-                f"the server at {address} refuses a sandbox of template {spec.template!r} ({words}): "
-                "check that the template was built there"
+                f"{server} refuses a sandbox of template {spec.template!r} ({words}): check that "
+                "the template was built there"
             )
         case Fault.SERVER | Fault.TIMEOUT | Fault.UNREACHABLE:
             return SandboxUnavailableError(
-                f"no sandbox of template {spec.template!r} from the server at {address} after {tries} "
-                f"tries: {words}{spec.connection.proxy_hint()}"
+                f"{server} gave no sandbox of template {spec.template!r} in {tries} tries: "
+                f"{words}{spec.connection.proxy_hint()}"
             )
 
 
@@ -211,7 +213,3 @@ def _set_up(lease: Lease, index: int) -> str:
         output=output,
         retryable=result.timed_out,
     )
-
-
-def _sdk_version() -> str:
-    return importlib.metadata.version("e2b")

@@ -28,13 +28,15 @@ def _tool(name: str, description: str, **properties: str) -> ToolInfo:
 DEFAULT_TOOLS: dict[str, ToolInfo] = {
     "run_command": _tool(
         "run_command",
-        "Run a command with bash in the sandbox. Returns what it printed and, if it failed, its exit code.",
+        "Run a command with bash in the sandbox. Returns what it printed and, if it failed, its "
+        "exit code.",
         command="The command line.",
         cwd="Directory to run it in; the home directory by default.",
     ),
     "write_file": _tool(
         "write_file",
-        "Write a text file in the sandbox, replacing any that is there. Directories are made as needed.",
+        "Write a text file in the sandbox, replacing any that is there. Directories are made as "
+        "needed.",
         path="Path of the file.",
         content="All of its text.",
     ),

@@ -1,44 +1,36 @@
 """One sandbox per episode as an `Env`.
 
-`AgentEnv` holds no connection and no thread: it is a thin client of the `e2b` SDK, which is imported by
-the first `reset`. What keeps a sandbox, runs commands in it and tells its failures apart are the modules
-beside this one.
+`AgentEnv` holds no connection and no thread: it is a thin client of the `e2b` SDK, which is
+imported by the first `reset`. What keeps a sandbox, runs commands in it and tells its failures
+apart are the modules beside this one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from twinkle_agentic.envs.agentenv import labels
+from twinkle_agentic.envs.agentenv.access import SandboxAccess
 from twinkle_agentic.envs.agentenv.command_tool import CommandTemplate
 from twinkle_agentic.envs.agentenv.connection import Connection
 from twinkle_agentic.envs.agentenv.default_tools import (
     DEFAULT_TOOLS,
-    seconds_argument,
     text_argument,
 )
 from twinkle_agentic.envs.agentenv.errors import CommandBrokenError, ToolFaultError
-from twinkle_agentic.envs.agentenv.hold import Hold
-from twinkle_agentic.envs.agentenv.types import ExecResult, OnTimeout, SandboxSpec, SetupErrors
+from twinkle_agentic.envs.agentenv.types import OnTimeout, SandboxSpec, SetupErrors
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import (
-    EnvTimeoutError,
     ErrorKind,
     SandboxError,
-    SandboxLostError,
     TwinkleEnvError,
 )
 from twinkle_agentic.tools.text import clean_text, to_text
 from twinkle_agentic.tools.types import ToolInfo, Trajectory, user_data_get
 
 if TYPE_CHECKING:
-    from e2b import Sandbox
-
-    from twinkle_agentic.envs.agentenv.commands import CommandRun
     from twinkle_agentic.envs.agentenv.lease import Lease
     from twinkle_agentic.envs.agentenv.pool import SandboxPool
 
@@ -47,41 +39,44 @@ __all__ = ["AgentEnv", "ToolHandler"]
 ToolHandler = Callable[["AgentEnv", dict[str, Any]], Any]
 """`handler(env, arguments) -> text` of a registered tool."""
 
-_EXEC_CHARS = 2**20  # of each stream that `exec` keeps: a grader reads more than a model
 _FORKS_PER_REQUEST = 16  # AgentENV's limit; the SDK's is 20
 
 
-class AgentEnv(Env):
+class AgentEnv(SandboxAccess, Env):
     """A sandbox of an AgentENV server, or another server that speaks the E2B protocol, per episode.
 
-    `reset` starts a sandbox, `step` runs a tool in it, `close` kills it. It is killed on every other path
-    too: a failed setup, an exception, Ctrl-C, an env that is garbage, the exit of the interpreter; what a
-    `kill -9` leaves carries labels and goes with `twinkle-rollout sweep`. `step` does not raise: what the
-    model did wrong it reads as an observation; a sandbox that is gone ends the episode with
-    `error_kind` `sandbox_lost`, and every later step says so until `reset`. The sandbox gives no reward.
+    `reset` starts a sandbox, `step` runs a tool in it, `close` kills it. It is killed on every
+    other path too: a failed setup, an exception, Ctrl-C, an env that is garbage, the exit of the
+    interpreter; what a `kill -9` leaves carries labels and goes with `twinkle-rollout sweep`.
+    `step` does not raise: what the model did wrong it reads as an observation; a sandbox that is
+    gone ends the episode with `error_kind` `sandbox_lost`, and every later step says so until
+    `reset`. The sandbox gives no reward.
 
-    Not picklable; used by one caller at a time, `close` from any thread. The async twins run in threads,
-    which for this SDK is as fast as its own async client.
+    Not picklable; used by one caller at a time, `close` from any thread. The async twins run in
+    threads, which for this SDK is as fast as its own async client.
 
     Args:
         template: Name or id of the template, built on the server beforehand; a snapshot's id too.
         api_url: Base URL of the server or gateway; by default `E2B_API_URL`. Sandboxes are reached
             through it too unless `sandbox_url` says otherwise.
         api_key: By default `E2B_API_KEY`, then `"dummy"`.
-        sandbox_timeout: Seconds the sandbox may be idle before `on_timeout` happens to it; give more
-            than the model may think between two steps.
-        command_timeout: Seconds one command may take, setup commands too. Then it is killed together
-            with what it started, and what it printed is kept.
+        sandbox_timeout: Seconds the sandbox may be idle before `on_timeout` happens to it; give
+            more than the model may think between two steps.
+        command_timeout: Seconds one command may take, setup commands too. Then it is killed
+            together with what it started, and what it printed is kept.
         setup_commands: Run in order after each `reset`; their joined output is its observation.
         sandbox_envs: Environment variables of everything in the sandbox.
-        metadata: Labels of the sandbox, visible in listings; keys beginning with `twinkle-` are taken.
+        metadata: Labels of the sandbox, visible in listings; keys beginning with `twinkle-` are
+            taken.
         refresh_timeout: Start the idle time anew with every step, a failing one too, and keep the
             sandbox at least as long as a running command. What it has is never shortened.
         include_default_tools: Offer `run_command`, `write_file` and `read_file`.
-        sandbox_url: Base URL of requests to sandboxes; by default `E2B_SANDBOX_URL`, then `api_url`.
-        on_timeout: `pause` keeps an idle sandbox and resumes it on access, `kill` leaves nothing behind.
-        setup_errors: A setup command that fails kills the sandbox and `reset` raises; with `observe` it
-            is part of the observation.
+        sandbox_url: Base URL of requests to sandboxes; by default `E2B_SANDBOX_URL`, then
+            `api_url`.
+        on_timeout: `pause` keeps an idle sandbox and resumes it on access, `kill` leaves nothing
+            behind.
+        setup_errors: A setup command that fails kills the sandbox and `reset` raises; with
+            `observe` it is part of the observation.
         run: Label that `twinkle-rollout sweep --run` finds the sandboxes of a run by; by default
             `TWINKLE_RUN`, then one per process.
         pool: Where ready sandboxes may be had; the pool starts one where it has none.
@@ -90,8 +85,8 @@ class AgentEnv(Env):
         max_concurrent_creates: Sandboxes the whole process starts at once on this server.
         queue_timeout_s: Seconds to wait for a place among them.
         request_timeout: Seconds any single request may take; commands have their own limit.
-        connection_options: Further connection options of the SDK: `proxy`, `http_version`, `domain`,
-            `api_headers`.
+        connection_options: Further connection options of the SDK: `proxy`, `http_version`,
+            `domain`, `api_headers`.
         create_options: Further arguments of the SDK's `Sandbox.create`, such as `network`.
 
     Raises:
@@ -133,7 +128,7 @@ class AgentEnv(Env):
         connection_options: Mapping[str, Any] | None = None,
         create_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._spec = SandboxSpec(
+        spec = SandboxSpec(
             connection=Connection.resolve(
                 api_url=api_url,
                 api_key=api_key,
@@ -156,42 +151,21 @@ class AgentEnv(Env):
             queue_timeout_s=queue_timeout_s,
             create_options=dict(create_options or {}),
         )
-        self._spec.check()
-        self.refresh_timeout = refresh_timeout
+        spec.check()
+        super().__init__(spec, refresh_timeout=refresh_timeout)
         self.include_default_tools = include_default_tools
         self._pool = pool
         self._custom: dict[str, tuple[ToolInfo, ToolHandler]] = {}
-        self._hold = Hold()
-        weakref.finalize(self, Hold.abandon, self._hold).atexit = False
         self._prepared = False
-        self._ended: TwinkleEnvError | None = None
-        self._notes: dict[str, Any] = {}
-
-    @property
-    def spec(self) -> SandboxSpec:
-        """What this env's sandboxes are made from."""
-        return self._spec
-
-    @property
-    def sandbox(self) -> Sandbox | None:
-        """The SDK's handle of the running sandbox, for its terminal, file watches and the like."""
-        lease = self._hold.lease
-        return None if lease is None else lease.sandbox
-
-    @property
-    def sandbox_id(self) -> str | None:
-        """The id of the running sandbox; `None` before `reset` and after `close`."""
-        lease = self._hold.lease
-        return None if lease is None else lease.sandbox_id
 
     def register_tool(self, tool_info: ToolInfo, handler: ToolHandler) -> Self:
         """Add a tool that runs in this process.
 
         Args:
             tool_info: Its definition; a tool of that name, built in or registered, is replaced.
-            handler: `handler(env, arguments)`. What it returns becomes the observation (a `StepResult` is
-                taken as it is, so a handler may give a reward or end the episode); what it raises is an
-                observation too.
+            handler: `handler(env, arguments)`. What it returns becomes the observation (a
+                `StepResult` is taken as it is, so a handler may give a reward or end the episode);
+                what it raises is an observation too.
 
         Returns:
             This env, for the next registration.
@@ -227,7 +201,8 @@ class AgentEnv(Env):
             This env, for the next registration.
 
         Raises:
-            ValueError: The template is faulty (`CommandTemplate.parse`), or the definition has no name.
+            ValueError: The template is faulty (`CommandTemplate.parse`), or the definition has no
+                name.
         """
         template = CommandTemplate.parse(command_template, tool_info, quote=quote)
 
@@ -286,11 +261,11 @@ class AgentEnv(Env):
             arguments: Its arguments.
 
         Returns:
-            At most 32,768 characters of observation, head and tail, and a reward of 0.0. `info` holds
-            `sandbox_id`; of a command `exit_code` (and `timed_out`); `refresh_error` where the idle time
-            could not be started anew. A command that fails or takes too long is no error; a tool that
-            could not do its work is one, with `done=False`; a sandbox that is gone, or does not answer
-            though the server says it runs, ends the episode.
+            At most 32,768 characters of observation, head and tail, and a reward of 0.0. `info`
+            holds `sandbox_id`; of a command `exit_code` (and `timed_out`); `refresh_error` where
+            the idle time could not be started anew. A command that fails or takes too long is no
+            error; a tool that could not do its work is one, with `done=False`; a sandbox that is
+            gone, or does not answer though the server says it runs, ends the episode.
         """
         self._notes = {}
         if self._ended is not None:
@@ -318,134 +293,16 @@ class AgentEnv(Env):
         return result
 
     def close(self) -> None:
-        """Kill the sandbox; calling it again does nothing. Works while another thread starts one."""
+        """Kill the sandbox, from any thread; calling it again does nothing."""
         self._prepared = False
         self._hold.release()
-
-    def run_command(self, arguments: Mapping[str, Any]) -> str:
-        """Run a command as the tool `run_command` does, for handlers.
-
-        Args:
-            arguments: `command`, and optionally `cwd` and `timeout` (seconds, by default
-                `command_timeout`).
-
-        Returns:
-            What it printed; standard error, a non-zero exit code and a timeout follow as marked parts. At
-            most 32,768 characters.
-
-        Raises:
-            ToolFaultError: There is no command, or it cannot be started.
-            SandboxError: The sandbox is lost or failed.
-            EnvTimeoutError: The sandbox does not answer.
-        """
-        command = text_argument(arguments, "command")
-        cwd = text_argument(arguments, "cwd", optional=True) or None
-        timeout_s = arguments.get("timeout")
-        run = self._command(
-            command,
-            timeout_s=self._spec.command_timeout_s
-            if timeout_s is None
-            else seconds_argument(timeout_s),
-            cwd=cwd,
-        )
-        self._notes["exit_code"] = run.exit_code
-        if run.timed_out:
-            self._notes["timed_out"] = True
-        return run.observation()
-
-    def exec(
-        self,
-        command: str,
-        *,
-        timeout_s: float | None = None,
-        cwd: str | None = None,
-        envs: Mapping[str, str] | None = None,
-        user: str | None = None,
-    ) -> ExecResult:
-        """Run a command and return its parts, for graders and handlers.
-
-        Args:
-            command: For `bash -l -c`.
-            timeout_s: Seconds it may take; by default `command_timeout`.
-            cwd: Working directory; the home directory by default.
-            envs: Added to its environment.
-            user: Whom it runs as; the server's default user by default.
-
-        Returns:
-            Each stream with at most 1,048,576 characters, head and tail.
-
-        Raises:
-            ToolFaultError: It cannot be started.
-            SandboxError: The sandbox is lost or failed, or there is none.
-            EnvTimeoutError: The sandbox does not answer.
-        """
-        return self._command(
-            command,
-            timeout_s=self._spec.command_timeout_s
-            if timeout_s is None
-            else seconds_argument(timeout_s),
-            cwd=cwd,
-            envs=envs,
-            user=user,
-            max_chars=_EXEC_CHARS,
-        ).result
-
-    def write_file(self, path: str, content: str | bytes) -> None:
-        """Write a file, its directories too; an existing one is replaced.
-
-        Raises:
-            ToolFaultError: The path cannot be written, or the disk is full.
-            SandboxError: The sandbox is lost or failed, or there is none.
-            EnvTimeoutError: No answer within `request_timeout`.
-        """
-        from twinkle_agentic.envs.agentenv.files import write_bytes
-
-        data = cleantext_argument(content).encode() if isinstance(content, str) else content
-        with self._watched() as lease:
-            write_bytes(lease, path, data)
-
-    def read_file(self, path: str) -> bytes:
-        """Read a file of at most 64 MiB.
-
-        Raises:
-            ToolFaultError: There is no such file, or it is longer.
-            SandboxError: The sandbox is lost or failed, or there is none.
-            EnvTimeoutError: No answer within `request_timeout`.
-        """
-        from twinkle_agentic.envs.agentenv.files import read_bytes
-
-        with self._watched() as lease:
-            return read_bytes(lease, path)
-
-    def snapshot(self, name: str | None = None) -> str:
-        """Keep the state of the sandbox as a template of its own.
-
-        Returns:
-            Its id, for the `template` of other envs; it stays on the server until `delete_snapshot`.
-
-        Raises:
-            SandboxError: The sandbox is lost, there is none, or the server makes no snapshot of it.
-        """
-        from twinkle_agentic.envs.agentenv.branching import take_snapshot
-
-        with self._watched() as lease:
-            return take_snapshot(lease, name)
-
-    def delete_snapshot(self, snapshot_id: str) -> bool:
-        """Delete a snapshot from the server; return whether there was one.
-
-        Raises:
-            SandboxError: The server does not delete it.
-        """
-        from twinkle_agentic.envs.agentenv.branching import delete_snapshot
-
-        return delete_snapshot(self._spec, snapshot_id)
 
     def fork(self, n: int = 1) -> list[Self]:
         """Make `n` envs whose sandboxes start as copies of this one, for a group of trajectories.
 
-        Each is ready to be stepped; its first `reset` keeps the copy (with this env's setup output as the
-        observation), a later one starts from the template. Tools are taken over. Each is closed on its own.
+        Each is ready to be stepped; its first `reset` keeps the copy (with this env's setup output
+        as the observation), a later one starts from the template. Tools are taken over. Each is
+        closed on its own.
 
         Args:
             n: How many (>= 1).
@@ -453,7 +310,8 @@ class AgentEnv(Env):
         Raises:
             ValueError: `n` is below 1.
             SandboxError: The sandbox is lost or there is none.
-            SandboxUnavailableError: The server does not make all of them in time; those it made are killed.
+            SandboxUnavailableError: The server does not make all of them in time; those it made are
+                killed.
         """
         from twinkle_agentic.envs.agentenv.branching import fork_lease
 
@@ -469,9 +327,8 @@ class AgentEnv(Env):
         twin._notes = {}
         twin._ended = None
         twin._prepared = True
-        twin._hold = Hold()
+        twin._new_hold()
         twin._hold.take(lease, 0)
-        weakref.finalize(twin, Hold.abandon, twin._hold).atexit = False
         return twin
 
     def _start(self, trajectory: Trajectory | None) -> Lease:
@@ -483,7 +340,7 @@ class AgentEnv(Env):
             episode = user_data_get(trajectory, "episode_id")
         except ValueError as error:
             raise SandboxError(f"the trajectory cannot be read: {error}") from error
-        extra = {} if episode is None else {labels.EPISODE: cleantext_argument(str(episode))}
+        extra = {} if episode is None else {labels.EPISODE: clean_text(str(episode))}
         return start_sandbox(self._spec, extra_labels=extra)
 
     def _first(self, lease: Lease) -> StepResult:
@@ -494,15 +351,16 @@ class AgentEnv(Env):
             arguments = {}
         if not isinstance(arguments, dict):
             raise ToolFaultError(
-                f"the arguments of {tool_name!r} must be an object, found {type(arguments).__name__}"
+                f"the arguments of {tool_name!r} must be an object, found "
+                f"{type(arguments).__name__}"
             )
         values = cast("dict[str, Any]", arguments)
         if tool_name in self._custom:
             answer = self._custom[tool_name][1](self, values)
             if isinstance(answer, StepResult):
-                answer.observation = totext_argument(answer.observation)
+                answer.observation = to_text(answer.observation)
                 return answer
-            return StepResult(observation=totext_argument(answer))
+            return StepResult(observation=to_text(answer))
         if not self.include_default_tools or tool_name not in DEFAULT_TOOLS:
             names = [info.get("function", {}).get("name", "") for info in self.tools()]
             raise ToolFaultError(
@@ -515,53 +373,10 @@ class AgentEnv(Env):
             return self.run_command({**arguments, "timeout": None})
         path = text_argument(arguments, "path")
         if tool_name == "read_file":
-            return totext_argument(self.read_file(path).decode("utf-8", "replace"))
+            return to_text(self.read_file(path).decode("utf-8", "replace"))
         content = text_argument(arguments, "content", empty=True)
         self.write_file(path, content)
         return f"Wrote {len(content)} characters to {path}."
-
-    def _command(self, command: str, *, timeout_s: float, **options: Any) -> CommandRun:
-        from twinkle_agentic.envs.agentenv.commands import run_command
-
-        with self._watched() as lease:
-            return run_command(
-                lease, command, timeout_s=timeout_s, keep_lease=self.refresh_timeout, **options
-            )
-
-    @contextlib.contextmanager
-    def _watched(self) -> Generator[Lease, None, None]:
-        """Give the running sandbox, and take note when it turns out to be gone."""
-        lease = self._hold.lease
-        if self._ended is not None:
-            raise self._ended
-        if lease is None:
-            raise SandboxError("there is no sandbox: call reset() first")
-        try:
-            yield lease
-        except (SandboxLostError, EnvTimeoutError) as error:
-            self._ended = error
-            raise
-
-    def _look_for_loss(self, error: Exception) -> None:
-        """Find out whether a handler that used the SDK failed because the sandbox is gone."""
-        from twinkle_agentic.envs.agentenv.failures import comes_from_sdk, read_failure
-        from twinkle_agentic.envs.agentenv.recovery import check_alive
-
-        lease = self._hold.lease
-        if lease is None or not comes_from_sdk(error):
-            return
-        try:
-            check_alive(lease, read_failure(error).words)
-        except SandboxLostError as gone:
-            self._ended = gone
-
-    def _refresh(self) -> None:
-        lease = self._hold.lease
-        if not self.refresh_timeout or lease is None:
-            return
-        trouble = lease.renew()
-        if trouble is not None:
-            self._notes["refresh_error"] = trouble
 
 
 def _commands(setup_commands: Sequence[str] | None) -> tuple[str, ...]:

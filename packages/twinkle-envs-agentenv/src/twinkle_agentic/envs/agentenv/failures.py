@@ -1,8 +1,9 @@
 """What the `e2b` SDK raised, read as what happened.
 
-The SDK decodes a body as JSON before it looks at the status, raises a file error for a dead sandbox and a
-timeout for a refused connection. So the type of its exception proves little: the status and the
-server's words are taken from wherever they are, and whether a sandbox lives is asked of the server.
+The SDK decodes a body as JSON before it looks at the status, raises a file error for a dead sandbox
+and a timeout for a refused connection. So the type of its exception proves little: the status and
+the server's words are taken from wherever they are, and whether a sandbox lives is asked of the
+server.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Fault(StrEnum):
     PAUSED = "paused"
     """410: the sandbox is paused and the server does not resume it on access."""
     BAD_ARGUMENT = "bad_argument"
-    """What was asked makes no sense inside this sandbox: a missing file, a full disk, a bad path."""
+    """The request makes no sense inside this sandbox: a missing file, a full disk, a bad path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,8 @@ def read_failure(error: BaseException) -> Failure:
         return Failure(fault=Fault.UNREACHABLE, words=words, ambiguous=True)
     if isinstance(error, SandboxException) and "not proxyable" in words:
         return Failure(fault=Fault.PAUSED, words=words, status=410)
-    # An answer that could not be decoded, a stream without its end, an error of envd without a code.
+    # An answer that could not be decoded, a stream without its end, an error of envd without a
+    # code.
     return Failure(fault=Fault.SERVER, words=words, ambiguous=True)
 
 

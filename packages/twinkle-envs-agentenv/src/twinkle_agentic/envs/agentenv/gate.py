@@ -23,8 +23,8 @@ class _Waiter:
 class CreateGate:
     """Lets creations pass, first come first served, each under the limit it brings.
 
-    Thread-safe. Two envs with different limits share the gate: one passes while fewer creations are in
-    flight than its own limit.
+    Thread-safe. Two envs with different limits share the gate: one passes while fewer creations are
+    in flight than its own limit.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """A sandbox this process holds: its time on the server, and its certain end.
 
-Every lease is in one process-wide list until its sandbox has been killed. What is left there is killed
-when the interpreter exits; an `os.fork` child starts with an empty list, for the sandboxes are its parent's.
+Every lease is in one process-wide list until its sandbox has been killed. What is left there is
+killed when the interpreter exits; an `os.fork` child starts with an empty list, for the sandboxes
+are its parent's.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class Lease:
         """End the sandbox; calling it again does nothing.
 
         Returns:
-            Whether it is certainly gone. If not, the exit of the interpreter tries once more, and then
-            its timeout and `sweep` are left.
+            Whether it is certainly gone. If not, the exit of the interpreter tries once more, and
+            then its timeout and `sweep` are left.
         """
         if self._pid != os.getpid():
             return False

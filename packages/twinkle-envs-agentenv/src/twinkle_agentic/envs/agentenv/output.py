@@ -104,8 +104,8 @@ def observation_of(
             whole.add("\n")
         for piece in part:
             whole.add(piece)
-    # A stream that dropped its middle is longer than the whole may be, and what it dropped lies in what
-    # the whole drops.
+    # A stream that dropped its middle is longer than the whole may be, and what it dropped lies in
+    # what the whole drops.
     return whole.text(also_cut=stdout.cut + stderr.cut)
 
 

@@ -61,10 +61,11 @@ class _Shelf:
 class SandboxPool:
     """Keeps sandboxes ready per kind: server, template, setup commands and whatever else makes one.
 
-    Envs with the same arguments share the ready ones: `AgentEnv(..., pool=pool)`. A sandbox is handed
-    over once and never comes back; another is started in its place. At hand-over it must answer, and its
-    idle time starts anew. The label `twinkle-episode` is not set on warm ones. Thread-safe; a context
-    manager. Sandboxes that wait are killed by `close` and at the exit of the interpreter.
+    Envs with the same arguments share the ready ones: `AgentEnv(..., pool=pool)`. A sandbox is
+    handed over once and never comes back; another is started in its place. At hand-over it must
+    answer, and its idle time starts anew. The label `twinkle-episode` is not set on warm ones.
+    Thread-safe; a context manager. Sandboxes that wait are killed by `close` and at the exit of the
+    interpreter.
 
     Args:
         size: Sandboxes kept ready of each kind (>= 1).
@@ -77,7 +78,7 @@ class SandboxPool:
     def __init__(self, size: int = 4, *, max_kinds: int = 16) -> None:
         if size < 1 or max_kinds < 1:
             raise ValueError(
-                f"size and max_kinds must be at least 1, found size={size!r}, max_kinds={max_kinds!r}"
+                f"size and max_kinds must be at least 1, found {size!r} and {max_kinds!r}"
             )
         self.size = size
         self.max_kinds = max_kinds

@@ -26,8 +26,8 @@ _LONGEST_DELAY_S = 1.0
 class Recovery:
     """The tries of one request.
 
-    A new sandbox may be there before the agent in it answers, so its first request is tried again for
-    `spec.ready_timeout_s`; later ones only where that can do no harm.
+    A new sandbox may be there before the agent in it answers, so its first request is tried again
+    for `spec.ready_timeout_s`; later ones only where that can do no harm.
 
     Args:
         lease: The sandbox.

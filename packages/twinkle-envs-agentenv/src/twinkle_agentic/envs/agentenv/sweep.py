@@ -51,9 +51,9 @@ def sweep(
 ) -> SweepReport:
     """Kill sandboxes that were created by an `AgentEnv` and whose trainer is gone.
 
-    Only sandboxes with our label are looked at. One whose trainer still runs on this host is spared. Of
-    a trainer on another host nothing is known: its sandboxes are killed only where `run` or
-    `older_than_s` names them.
+    Only sandboxes with our label are looked at. One whose trainer still runs on this host is
+    spared. Of a trainer on another host nothing is known: its sandboxes are killed only where `run`
+    or `older_than_s` names them.
 
     Args:
         api_url: The server; by default `E2B_API_URL`.

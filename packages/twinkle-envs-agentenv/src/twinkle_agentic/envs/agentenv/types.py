@@ -32,9 +32,11 @@ class SandboxSpec:
         metadata: The user's own labels.
         setup_commands: Run in order before it is handed over.
         setup_errors: `raise` ends the sandbox when a setup command fails, `observe` goes on.
-        capacity_timeout_s: Seconds a refusal for want of room, or a failure of the server, is waited out.
+        capacity_timeout_s: Seconds a refusal for want of room, or a failure of the server, is
+            waited out.
         ready_timeout_s: Seconds a new sandbox may take to answer its first request.
-        max_concurrent_creates: Creations in flight at once, over all envs of the process with this server.
+        max_concurrent_creates: Creations in flight at once, over all envs of the process with this
+            server.
         queue_timeout_s: Seconds to wait for a place among them.
         create_options: Further arguments of the SDK's `Sandbox.create`.
     """
@@ -121,10 +123,11 @@ class ExecResult:
     """What a command did.
 
     Attributes:
-        stdout: Its standard output as text (bytes that are no UTF-8 are U+FFFD). Of long output head and
-            tail are kept, with a line between them that says how much is missing.
+        stdout: Its standard output as text (bytes that are no UTF-8 are U+FFFD). Of long output
+            head and tail are kept, with a line between them that says how much is missing.
         stderr: Its standard error, likewise.
-        exit_code: `None` where the command was killed at its time limit; -1 where another signal ended it.
+        exit_code: `None` where the command was killed at its time limit; -1 where another signal
+            ended it.
         timed_out: It ran into its time limit and was killed, with every process it had started.
         duration_s: Wall time, the round trip included.
         cut_chars: Characters missing from `stdout` and `stderr` together.
