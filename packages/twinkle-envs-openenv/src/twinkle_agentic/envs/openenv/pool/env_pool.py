@@ -1,0 +1,396 @@
+"""Many embedded environments behind one object, sharded over workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic.envs.base import StepResult
+from twinkle_agentic.envs.openenv.pool.adapter import EnvPoolAdapter
+from twinkle_agentic.envs.openenv.pool.at_exit import close_at_exit
+from twinkle_agentic.envs.openenv.pool.batch_calls import BatchCalls
+from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
+from twinkle_agentic.envs.openenv.pool.factory import EnvFactory
+from twinkle_agentic.envs.openenv.pool.lease import Leases
+from twinkle_agentic.envs.openenv.pool.requests import RequestMaker
+from twinkle_agentic.envs.openenv.pool.start import start_workers
+from twinkle_agentic.envs.openenv.pool.stats import WorkerStats, collect_stats
+from twinkle_agentic.envs.openenv.pool.stragglers import Stragglers
+from twinkle_agentic.envs.openenv.pool.wire import as_result, value_or_raise
+from twinkle_agentic.tools.threads import run_blocking
+from twinkle_agentic.tools.types import ToolInfo, Trajectory
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["EnvPool", "HasWorldSize"]
+
+
+class HasWorldSize(Protocol):
+    """What the pool needs of a device mesh."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        ...
+
+
+class EnvPool(BatchCalls):
+    """Holds `pool_size` environments, sharded over workers.
+
+    A shard has `ceil(pool_size / workers)` slots, the last one what is left.
+    Each environment is made, stepped and closed in one thread of its own, so the slots of a worker
+    run side by side. A slot call is one RPC to the owner of the slot, a batch one RPC per owner. A
+    slot that fails, hangs or loses its worker fails alone: its results say so (`done=True`,
+    `info["error"]`, `info["error_kind"]`) until its next `reset`, which gives it a new
+    environment; Ray restarts a worker that died. Thread-safe, one caller per slot at a time; not
+    picklable. Close it, or use it in `with`.
+
+    Args:
+        pool_size: Number of slots.
+        device_mesh: Anything with `world_size`, which is the number of workers.
+        env_kwargs: Arguments of each environment, by default those of the embedded `OpenEnv`.
+        num_workers: Number of Ray workers where there is no mesh. 0, the default, keeps the
+            environments in this process, without Ray.
+        env_factory: What makes an environment: an `Env` subclass, a callable or
+            `'module:attribute'`; by default the embedded `OpenEnv`. Workers must be able to import
+            it.
+        num_cpus: CPUs that each worker reserves in Ray. Small by default, for environments that
+            mostly wait.
+        worker_options: Ray actor options (`resources`, `runtime_env`, `scheduling_strategy`, ...),
+            which win over the pool's.
+        ray_options: Arguments of `ray.init`, where Ray is not initialised yet. By default the pool
+            joins the cluster that `RAY_ADDRESS` or this machine offers, else starts a local one,
+            and ends it in `close`.
+        step_timeout_s: Seconds a step may take; then the slot is lost.
+        reset_timeout_s: Seconds a reset may take, the restart of its worker included.
+        lease_timeout_s: Seconds `lease` and `acquire` wait for a free slot.
+        start_timeout_s: Seconds the workers may take to start and make their first environment.
+        close_timeout_s: Seconds the environments may take to close.
+
+    Attributes:
+        pool_size: Number of slots.
+        num_workers: Number of Ray workers, 0 without Ray.
+
+    Raises:
+        ValueError: A size or limit is out of range, or mesh and `num_workers` disagree.
+        TypeError: `env_factory` is a client of a server, or the arguments do not pickle.
+        PoolError: The workers did not start: out of CPUs, a module they cannot import, wrong
+            `env_kwargs`.
+
+    Example:
+        >>> with EnvPool(64, env_kwargs={"env_name": "word_game_env"}, num_workers=2) as pool:
+        ...     results = pool.reset_batch(range(64))
+        ...     envs = pool.get_adapters(64)
+    """
+
+    def __init__(
+        self,
+        pool_size: int = 32,
+        device_mesh: HasWorldSize | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        num_workers: int | None = None,
+        env_factory: EnvFactory | None = None,
+        num_cpus: float = 0.1,
+        worker_options: Mapping[str, Any] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        step_timeout_s: float = 120.0,
+        reset_timeout_s: float = 120.0,
+        lease_timeout_s: float = 1_800.0,
+        start_timeout_s: float = 120.0,
+        close_timeout_s: float = 10.0,
+    ) -> None:
+        world_size = _world_size(device_mesh, num_workers)
+        shards = _shards(pool_size, world_size)
+        limits = {
+            "step_timeout_s": step_timeout_s,
+            "reset_timeout_s": reset_timeout_s,
+            "lease_timeout_s": lease_timeout_s,
+            "start_timeout_s": start_timeout_s,
+            "close_timeout_s": close_timeout_s,
+        }
+        for name, limit in limits.items():
+            if not limit > 0:
+                raise ValueError(f"{name} must be positive seconds, found {limit!r}")
+        self.pool_size = pool_size
+        self.num_workers = world_size and len(shards)
+        self.lease_timeout_s = lease_timeout_s
+        self._close_timeout_s = close_timeout_s
+        workers, self._default_tools = start_workers(
+            shards,
+            local=not world_size,
+            env_factory=env_factory,
+            env_kwargs=env_kwargs or {},
+            num_cpus=num_cpus,
+            worker_options=worker_options or {},
+            ray_options=ray_options or {},
+            timeout_s=start_timeout_s,
+        )
+        driver = SlotDriver(workers)
+        stragglers = Stragglers(driver)
+        requests = RequestMaker(
+            pool_size,
+            driver,
+            stragglers,
+            step_timeout_s=step_timeout_s,
+            reset_timeout_s=reset_timeout_s,
+        )
+        super().__init__(driver, stragglers, requests)
+        # Neighbours in the queue belong to different workers, so that few episodes use all of them.
+        order = sorted(range(pool_size), key=lambda slot: slot % len(shards[0]))
+        self.leases = Leases(order)
+        self._close_lock = threading.Lock()
+        self._closed = False
+        close_at_exit(self)
+
+    def reset(
+        self,
+        idx: int,
+        trajectory: Trajectory | None = None,
+        *,
+        seed: int | None = None,
+        **reset_kwargs: Any,
+    ) -> StepResult:
+        """Start a new episode in a slot; revives a lost one.
+
+        Args:
+            idx: The slot, `0 <= idx < pool_size`.
+            trajectory: Passed to the environment.
+            seed: Put into the trajectory's `user_data`, where the environment looks for it.
+            **reset_kwargs: Likewise.
+
+        Raises:
+            IndexError: No such slot.
+            EnvError: The environment could not be made or reset.
+            EnvTimeoutError: It did not answer within `reset_timeout_s`.
+            WorkerLostError: Its worker died and was not back within `reset_timeout_s`.
+            PoolError: The pool is closed.
+        """
+        request = self._requests.reset(idx, trajectory, seed, reset_kwargs)
+        return value_or_raise(self._driver.call(request))
+
+    async def areset(
+        self,
+        idx: int,
+        trajectory: Trajectory | None = None,
+        *,
+        seed: int | None = None,
+        **reset_kwargs: Any,
+    ) -> StepResult:
+        """Start a new episode without blocking the event loop; as `reset`."""
+        request = self._requests.reset(idx, trajectory, seed, reset_kwargs)
+        return value_or_raise(await self._driver.acall(request))
+
+    def step(
+        self, idx: int, tool_name: str, arguments: Mapping[str, Any] | None = None
+    ) -> StepResult:
+        """Run one action in a slot.
+
+        Returns:
+            What the environment gave, with `info["episode_reward"]`. Where the episode is gone:
+            `done=True`, `info["error"]`, `info["error_kind"]` (`env` for a failed environment or a
+            dead worker, `timeout`) and `info["retryable"]`.
+
+        Raises:
+            IndexError: No such slot.
+            TypeError: The arguments cannot be pickled.
+            PoolError: The pool is closed, or a step of the slot was left running and is not
+                collected.
+        """
+        return as_result(self._driver.call(self._requests.step(idx, tool_name, arguments)))
+
+    async def astep(
+        self, idx: int, tool_name: str, arguments: Mapping[str, Any] | None = None
+    ) -> StepResult:
+        """Run one action without blocking the event loop; as `step`."""
+        return as_result(await self._driver.acall(self._requests.step(idx, tool_name, arguments)))
+
+    def get_adapters(self, n: int) -> list[EnvPoolAdapter]:
+        """Wrap the first `n` slots as plain envs; `lease` leaves them alone from now on.
+
+        Raises:
+            ValueError: `n` is larger than the pool.
+            PoolError: One of them is leased, or the pool is closed.
+        """
+        if not 0 <= n <= self.pool_size:
+            raise ValueError(
+                f"{n} adapters were asked for, but the pool has {self.pool_size} slots"
+            )
+        self.leases.pin(range(n))
+        return [EnvPoolAdapter(self, slot) for slot in range(n)]
+
+    def lease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
+        """Lend a slot as a plain env until its `close` or `aclose`; never blocks.
+
+        Where no slot is free, the first `reset` (or `areset`) of the env waits for one, first
+        come, first served. So `env_factory=lambda trajectory: pool.lease()` lets a rollout run
+        more episodes than slots.
+
+        Args:
+            timeout_s: Seconds that `reset` waits for a slot; by default `lease_timeout_s`.
+
+        Raises:
+            PoolError: The pool is closed, or all slots were given out by `get_adapters`.
+        """
+        return EnvPoolAdapter(self, lease_timeout_s=timeout_s)
+
+    async def alease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
+        """Lend a slot as `lease` does, waiting for a free one before it returns.
+
+        Raises:
+            PoolError: No slot became free in time (`kind` is `capacity`), or the pool is closed.
+        """
+        adapter = self.lease(timeout_s=timeout_s)
+        await adapter.hold_slot()
+        return adapter
+
+    def acquire(self, timeout_s: float | None = None) -> int:
+        """Take a free slot, waiting for one up to `timeout_s` seconds, by default the pool's limit.
+
+        Raises:
+            PoolError: No slot became free in time (`kind` is `capacity`), or the pool is closed.
+        """
+        return self.leases.acquire(self.lease_timeout_s if timeout_s is None else timeout_s)
+
+    async def aacquire(self, timeout_s: float | None = None) -> int:
+        """Take a free slot without blocking the event loop; as `acquire`."""
+        return await self.leases.aacquire(self.lease_timeout_s if timeout_s is None else timeout_s)
+
+    def release(self, slot: int) -> None:
+        """Give back a slot taken with `acquire`; a slot that is not taken is left alone."""
+        self.leases.release(self._requests.checked(slot))
+
+    def tools(self, idx: int | None = None) -> list[ToolInfo]:
+        """Return the tool definitions of a slot; without `idx` those of the first environment made.
+
+        Raises:
+            TwinkleEnvError: The environment raised, did not answer in time, or is lost.
+        """
+        if self._default_tools is not None and (idx is None or idx not in self._driver.episodes):
+            return list(self._default_tools)
+        return list(value_or_raise(self._driver.call(self._requests.tools(idx or 0))))
+
+    def evaluate(self, idx: int, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
+        """Score finished trajectories with the environment of a slot; raises as `tools`."""
+        request = self._requests.evaluate(idx, trajectories, kwargs)
+        return list(value_or_raise(self._driver.call(request)))
+
+    async def aevaluate(
+        self, idx: int, trajectories: Sequence[Trajectory], **kwargs: Any
+    ) -> list[float]:
+        """Score finished trajectories without blocking the event loop; as `evaluate`."""
+        request = self._requests.evaluate(idx, trajectories, kwargs)
+        return list(value_or_raise(await self._driver.acall(request)))
+
+    def reset_with_tools(
+        self, idx: int, trajectory: Trajectory | None
+    ) -> tuple[StepResult, list[ToolInfo] | None]:
+        """Reset a slot and learn its tools in one RPC, `None` where it cannot tell; as `reset`."""
+        request = self._requests.reset(idx, trajectory, want_tools=True)
+        return value_or_raise(self._driver.call(request))
+
+    async def areset_with_tools(
+        self, idx: int, trajectory: Trajectory | None
+    ) -> tuple[StepResult, list[ToolInfo] | None]:
+        """Reset a slot and learn its tools without blocking the event loop."""
+        request = self._requests.reset(idx, trajectory, want_tools=True)
+        return value_or_raise(await self._driver.acall(request))
+
+    def stats(self) -> list[WorkerStats]:
+        """Return the figures of all workers; one that gives none within 5 s shows as not alive.
+
+        Raises:
+            PoolError: The pool is closed.
+        """
+        return run_sync(self.astats())
+
+    async def astats(self) -> list[WorkerStats]:
+        """Return the figures of all workers without blocking the event loop; as `stats`."""
+        self._requests.check_open()
+        return await collect_stats(self._driver)
+
+    def close(self) -> None:
+        """Close all environments, within `close_timeout_s`, and end the workers; idempotent."""
+        if self._first_to_close():
+            run_sync(self._close_envs())
+            self._driver.workers.shut_down()
+
+    async def aclose(self) -> None:
+        """Close everything without blocking the event loop; as `close`."""
+        if self._first_to_close():
+            await self._close_envs()
+            await run_blocking(self._driver.workers.shut_down)
+
+    def _first_to_close(self) -> bool:
+        with self._close_lock:
+            first, self._closed = not self._closed, True
+        if first:
+            self._requests.close()
+            self.leases.close()
+        return first
+
+    async def _close_envs(self) -> None:
+        limit_s = self._close_timeout_s
+        workers = self._driver.workers
+        left = await asyncio.gather(
+            *(
+                workers.acall(worker, "close", limit_s, limit_s + 1.0)
+                for worker in range(len(workers.shards))
+            ),
+            return_exceptions=True,  # a dead or stuck worker has nothing to close any more
+        )
+        if (unclosed := sum(count for count in left if isinstance(count, int))) > 0:
+            logger.warning("%d environments did not close within %g s", unclosed, limit_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def _world_size(device_mesh: HasWorldSize | None, num_workers: int | None) -> int:
+    """Return the number of workers asked for, 0 for none."""
+    if device_mesh is None:
+        if num_workers is not None and num_workers < 0:
+            raise ValueError(f"num_workers must not be negative, found {num_workers!r}")
+        return num_workers or 0
+    size = device_mesh.world_size
+    if num_workers is not None and num_workers != size:
+        raise ValueError(
+            f"num_workers={num_workers} disagrees with the device_mesh, whose world_size is "
+            f"{size}: give one of them"
+        )
+    if size < 1:
+        raise ValueError(f"the world_size of device_mesh must be at least 1, found {size!r}")
+    return size
+
+
+def _shards(pool_size: int, world_size: int) -> list[range]:
+    """Cut the slots into shards; workers that would hold nothing are left out."""
+    if pool_size < 1:
+        raise ValueError(f"pool_size must be at least 1, found {pool_size!r}")
+    size = math.ceil(pool_size / max(1, world_size))
+    return [range(start, min(start + size, pool_size)) for start in range(0, pool_size, size)]

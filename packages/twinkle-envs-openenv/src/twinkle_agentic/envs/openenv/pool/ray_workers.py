@@ -1,0 +1,194 @@
+"""Workers as Ray actors, one per shard, restarted by Ray when their process or node dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError, WorkerLostError
+from twinkle_agentic.envs.openenv.pool.worker import PoolWorker
+from twinkle_agentic.envs.openenv.pool.workers import WorkerGoneError
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["RayWorkers", "import_ray"]
+
+_PING_TIMEOUT_S = 5.0
+_OBJECT_STORE_BYTES = 256 * 2**20  # of a Ray that the pool starts; what crosses is text
+_ACTOR_OPTIONS: dict[str, Any] = {
+    "max_restarts": -1,
+    "max_task_retries": 0,  # a step must not run twice
+    "scheduling_strategy": "SPREAD",
+    "enable_task_events": False,  # a tenth of the cost of a call, for a dashboard nobody opens
+}
+
+
+class RayWorkers:
+    """The actors of one pool.
+
+    Args:
+        shards: The slots of each worker.
+        spec: Pickled `(env_factory, env_kwargs)`.
+        num_cpus: Of each worker.
+        worker_options: Ray actor options, which win over all others.
+        ray_options: Of `ray.init`, where this process has not initialised Ray yet.
+    """
+
+    def __init__(
+        self,
+        shards: list[range],
+        spec: bytes,
+        *,
+        num_cpus: float,
+        worker_options: Mapping[str, Any],
+        ray_options: Mapping[str, Any],
+    ) -> None:
+        self._ray = import_ray()
+        self._errors: Any = importlib.import_module("ray.exceptions")
+        self.shards = shards
+        self._started_ray = False
+        if not self._ray.is_initialized():
+            _init_ray(self._ray, num_cpus * len(shards), ray_options)
+            self._started_ray = True
+        options = {**_ACTOR_OPTIONS, "num_cpus": num_cpus, **worker_options}
+        self._actors: list[Any] = []
+        self._recycling: set[int] = set()
+        self._lock = threading.Lock()
+        try:
+            for shard in shards:
+                # Room for every slot at once, for callers that queue behind them, and for `stats`.
+                concurrency = {"max_concurrency": max(1_000, 4 * len(shard))}
+                actor_class = self._ray.remote(**{**concurrency, **options})(PoolWorker)
+                self._actors.append(actor_class.remote(shard.start, shard.stop, spec))
+        except Exception as error:
+            self.shut_down()
+            raise PoolError(
+                f"Ray refused the workers with the options {options!r}: {error}"
+            ) from error
+
+    def call(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
+        """Call a method of one worker and wait for it.
+
+        Raises:
+            EnvTimeoutError: No answer within `timeout_s`.
+            WorkerLostError: The process or node of the worker died with the call in flight.
+            WorkerGoneError: And it will not come back.
+            PoolError: Ray itself is not running any more.
+        """
+        with self._typed_errors(worker, method, timeout_s):
+            return self._ray.get(self._submitted(worker, method, argument), timeout=timeout_s)
+
+    async def acall(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
+        """Call a method of one worker and await it; raises as `call`."""
+        with self._typed_errors(worker, method, timeout_s):
+            reference = self._submitted(worker, method, argument)
+            return await asyncio.wait_for(reference, timeout_s)
+
+    def describe_room(self) -> str:
+        """Say what the cluster has free, for an error message."""
+        free: dict[str, float] = self._ray.available_resources()
+        return f"the cluster has {free.get('CPU', 0):g} CPUs free"
+
+    def recycle(self, worker: int) -> None:
+        """Restart a worker that answers nothing: native code may hold the interpreter for ever."""
+        with self._lock:
+            if worker in self._recycling:
+                return
+            self._recycling.add(worker)
+        threading.Thread(
+            target=self._recycle, args=(worker,), name=f"pool-recycle-{worker}", daemon=True
+        ).start()
+
+    def shut_down(self) -> None:
+        """Kill the actors, and Ray where this pool started it."""
+        if self._ray.is_initialized():
+            for actor in self._actors:
+                with contextlib.suppress(Exception):  # it may be dead already
+                    self._ray.kill(actor)
+            if self._started_ray:
+                self._ray.shutdown()
+        self._actors = []
+
+    def _submitted(self, worker: int, method: str, argument: Any) -> Any:
+        # A `remote` call without a running Ray would quietly start a new one.
+        if not self._actors or not self._ray.is_initialized():
+            raise PoolError("Ray was shut down under the pool: make a new pool after ray.init()")
+        remote = getattr(self._actors[worker], method).remote
+        return remote() if argument is None else remote(argument)
+
+    @contextlib.contextmanager
+    def _typed_errors(self, worker: int, method: str, timeout_s: float) -> Generator[None]:
+        try:
+            yield
+        except (self._errors.GetTimeoutError, TimeoutError):
+            raise EnvTimeoutError(
+                f"worker {worker} gave no answer to {method} within {timeout_s:g} s"
+            ) from None
+        except self._errors.RayTaskError as error:
+            raise PoolError(f"worker {worker} failed in {method}: {error}") from error
+        except self._errors.ActorUnavailableError as error:
+            raise WorkerLostError(_lost(worker, "is restarting", error)) from error
+        except self._errors.ActorDiedError as error:
+            raise WorkerGoneError(_lost(worker, "is dead", error)) from error
+        except self._errors.RayError as error:
+            raise WorkerLostError(_lost(worker, "is lost", error)) from error
+
+    def _recycle(self, worker: int) -> None:
+        try:
+            self.call(worker, "stats", None, _PING_TIMEOUT_S)
+        except EnvTimeoutError:
+            logger.warning("worker %d answers nothing: its process is replaced", worker)
+            with contextlib.suppress(Exception):  # closed meanwhile
+                self._ray.kill(self._actors[worker], no_restart=False)
+        except Exception as error:  # it is being restarted already, or the pool is closed
+            logger.info("worker %d is not recycled: %s", worker, error)
+        finally:
+            with self._lock:
+                self._recycling.discard(worker)
+
+
+def _lost(worker: int, state: str, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:300]
+    return f"the process of worker {worker} {state}, and the episodes it held are lost ({reason})"
+
+
+def import_ray() -> Any:
+    """Import Ray.
+
+    Raises:
+        ModuleNotFoundError: It is not installed; the message says how to get it.
+    """
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'EnvPool with workers needs Ray, which is not installed: run "pip install '
+            "'twinkle-envs-openenv[ray]'\", or pass num_workers=0 to stay in this process",
+            name=error.name,
+        ) from error
+
+
+def _init_ray(ray: Any, cpus_needed: float, ray_options: Mapping[str, Any]) -> None:
+    """Join the cluster that RAY_ADDRESS or this machine offers, else start a small local one."""
+    started = time.monotonic()
+    if ray_options:
+        ray.init(**ray_options)
+        return
+    try:
+        ray.init(address="auto")
+    except ConnectionError:
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, math.ceil(cpus_needed)),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+    logger.info("Ray is ready after %.1f s", time.monotonic() - started)

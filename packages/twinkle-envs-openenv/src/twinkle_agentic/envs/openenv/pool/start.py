@@ -1,0 +1,91 @@
+"""Starting the workers of a pool, so that whatever is wrong shows at construction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError
+from twinkle_agentic.envs.openenv.pool.factory import EnvFactory, refuse_network_client
+from twinkle_agentic.envs.openenv.pool.local_workers import LocalWorkers
+from twinkle_agentic.envs.openenv.pool.ray_workers import RayWorkers, import_ray
+from twinkle_agentic.envs.openenv.pool.wire import Failure, unpack_reply
+from twinkle_agentic.envs.openenv.pool.workers import Workers
+
+__all__ = ["pack_spec", "start_workers"]
+
+
+def start_workers(
+    shards: list[range],
+    *,
+    local: bool,
+    env_factory: EnvFactory | None,
+    env_kwargs: Mapping[str, Any],
+    num_cpus: float,
+    worker_options: Mapping[str, Any],
+    ray_options: Mapping[str, Any],
+    timeout_s: float,
+) -> tuple[Workers, list[Any] | None]:
+    """Start the workers and have each make one environment.
+
+    Returns:
+        The workers, and the tools of the first environment (`None` where it cannot tell them
+        before a reset).
+
+    Raises:
+        PoolError: A worker cannot import or make the environment, or was not ready within
+            `timeout_s`.
+    """
+    refuse_network_client("" if env_factory is None else env_factory)
+    workers: Workers
+    if local:
+        workers = LocalWorkers(shards, (env_factory, env_kwargs))
+    else:
+        workers = RayWorkers(
+            shards,
+            pack_spec(env_factory, env_kwargs),
+            num_cpus=num_cpus,
+            worker_options=worker_options,
+            ray_options=ray_options,
+        )
+    try:
+        tools = run_sync(_all_started(workers, timeout_s))
+    except BaseException as error:
+        workers.shut_down()
+        if isinstance(error, EnvTimeoutError):
+            room = f"; {workers.describe_room()}" if isinstance(workers, RayWorkers) else ""
+            raise PoolError(
+                f"the {len(shards)} workers of the pool were not ready within {timeout_s:g} s"
+                f"{room}: lower num_cpus (now {num_cpus:g}), or raise start_timeout_s"
+            ) from error
+        raise
+    return workers, tools
+
+
+def pack_spec(env_factory: EnvFactory | None, env_kwargs: Mapping[str, Any]) -> bytes:
+    """Pickle what a worker makes its environments from; what `__main__` defines goes by value.
+
+    Raises:
+        TypeError: Something in it cannot be pickled.
+    """
+    cloudpickle: Any = import_ray().cloudpickle
+    try:
+        return cloudpickle.dumps((env_factory, dict(env_kwargs)))
+    except Exception as error:
+        raise TypeError(
+            f"env_factory and env_kwargs cannot be sent to the workers: {error}; pass what "
+            "pickles, and let a factory function make the rest on the worker"
+        ) from error
+
+
+async def _all_started(workers: Workers, timeout_s: float) -> list[Any] | None:
+    async def one(worker: int) -> Any:
+        return unpack_reply(await workers.acall(worker, "start", timeout_s, timeout_s + 1.0))[1]
+
+    answers = await asyncio.gather(*(one(worker) for worker in range(len(workers.shards))))
+    for worker, answer in enumerate(answers):
+        if isinstance(answer, Failure):
+            raise PoolError(f"worker {worker} of the pool cannot start: {answer.text}")
+    return answers[0]
