@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,3 +151,21 @@ def isolated_session() -> Iterator[Server]:
 def isolated(isolated_session: Server) -> Iterator[Server]:
     yield isolated_session
     isolated_session.kill_all()
+
+
+@pytest.fixture(scope="session")
+def start() -> Iterator[Callable[..., Server]]:
+    """Start servers of a test's own; they end with the session at the latest."""
+    started: list[Server] = []
+
+    def run(mode: str = "auto", *options: str, uid: int | None = None) -> Server:
+        server = start_server(mode, *options, uid=uid)
+        started.append(server)
+        return server
+
+    yield run
+    for server in started:
+        if server.process.poll() is None:
+            server.stop()
+        if server.process.stdout is not None:
+            server.process.stdout.close()
