@@ -56,7 +56,7 @@ def process_labels(run: str) -> dict[str, str]:
 
 
 def owner_lives(labels: Mapping[str, str]) -> bool | None:
-    """Tell whether the process that made a sandbox still runs; `None` where this host can't know."""
+    """Tell whether the process that made a sandbox runs; `None` where this host cannot know."""
     pid = labels.get(_PID, "")
     if labels.get(_HOST) != socket.gethostname() or not pid.isdigit():
         return None

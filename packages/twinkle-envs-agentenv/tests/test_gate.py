@@ -1,0 +1,51 @@
+import threading
+
+import pytest
+
+from twinkle_agentic.envs.agentenv.gate import CreateGate, gate_of
+from twinkle_agentic.envs.errors import SandboxUnavailableError
+
+
+def test_no_more_pass_than_the_limit():
+    gate, barrier = CreateGate(), threading.Barrier(8)
+
+    def work():
+        barrier.wait(5)
+        for _ in range(50):
+            with gate.pass_through(3, timeout_s=10):
+                assert gate.running <= 3
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert gate.running == 0
+    assert 1 <= gate.most <= 3
+
+
+def test_waiting_is_bounded_and_leaves_nothing():
+    gate = CreateGate()
+    with gate.pass_through(1, timeout_s=1):
+        with (
+            pytest.raises(SandboxUnavailableError, match="max_concurrent_creates"),
+            gate.pass_through(1, timeout_s=0.01),
+        ):
+            raise AssertionError("passed")
+        with gate.pass_through(2, timeout_s=0.01):
+            assert gate.running == 2
+    with gate.pass_through(1, timeout_s=0.01):
+        assert gate.running == 1
+    assert gate.running == 0
+
+
+def test_a_failing_body_frees_its_place():
+    gate = CreateGate()
+    with pytest.raises(KeyError), gate.pass_through(1, timeout_s=1):
+        raise KeyError
+    assert gate.running == 0
+
+
+def test_one_gate_per_server():
+    assert gate_of("http://a") is gate_of("http://a")
+    assert gate_of("http://a") is not gate_of("http://b")

@@ -1,0 +1,88 @@
+"""The time a sandbox has."""
+
+import time
+
+import pytest
+
+CONNECT = ("POST", "/v2/sandboxes/.*/connect")
+SET_TIMEOUT = ("POST", "/sandboxes/.*/timeout")
+
+
+def asked(server):
+    return [body["timeout"] for body in server.bodies(*CONNECT)]
+
+
+def left(server, env):
+    return server.sandboxes[env.sandbox_id].ends_at - time.monotonic()
+
+
+def test_a_step_starts_the_idle_time_anew(server, make_env):
+    env = make_env(sandbox_timeout=2, command_timeout=1)
+    env.reset()
+    lease = env._hold.lease
+    lease._ends_at -= 1.0  # as if a second had passed
+    env.step("read_file", {"path": "/missing"})
+    assert asked(server) == [2]
+    env.step("read_file", {"path": "/missing"})
+    assert asked(server) == [2], "hardly any of it had been used"
+
+
+def test_a_long_lease_is_never_shortened(server, make_env):
+    env = make_env(sandbox_timeout=60, command_timeout=1)
+    env.reset()
+    env.sandbox.set_timeout(5_000)
+    env._hold.lease._ends_at -= 50
+    env.step("run_command", {"command": "true"})
+    assert asked(server) == [60]
+    assert left(server, env) > 4_900
+    assert server.count(*SET_TIMEOUT) == 1, "only the one made by this test"
+
+
+def test_the_lease_outlasts_the_command(server, make_env):
+    env = make_env(sandbox_timeout=20, command_timeout=300)
+    env.reset()
+    env.step("run_command", {"command": "true"})
+    assert asked(server) == [330]
+    assert left(server, env) > 300
+    env.exec("true", timeout_s=1_000)
+    assert asked(server) == [330, 1_030]
+
+
+def test_a_default_step_costs_one_request(server, make_env):
+    env = make_env()
+    env.reset()
+    before = len(server.requests)
+    env.step("run_command", {"command": "true"})
+    assert len(server.requests) == before + 1
+
+
+def test_no_refresh_when_switched_off(server, make_env):
+    env = make_env(sandbox_timeout=20, command_timeout=300, refresh_timeout=False)
+    env.reset()
+    env._hold.lease._ends_at -= 19
+    env.step("run_command", {"command": "true"})
+    assert asked(server) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(500, "broken"), (404, "not found"), (503, "busy"), (401, "")]
+)
+def test_a_failed_refresh_is_visible(server, make_env, status, body):
+    env = make_env(sandbox_timeout=20, command_timeout=1)
+    env.reset()
+    server.fault(*CONNECT, status=status, body=body, times=99)
+    result = env.step("read_file", {"path": "/missing"})
+    assert "refresh_error" not in result.info
+    env._hold.lease._ends_at -= 15
+    result = env.step("write_file", {"path": "/a", "content": "x"})
+    assert str(status) in result.info["refresh_error"]
+    assert body in result.info["refresh_error"]
+    assert (result.error, result.done) == (None, False)
+
+
+def test_the_refresh_follows_a_failing_step_too(server, make_env):
+    env = make_env(sandbox_timeout=20, command_timeout=1)
+    env.reset()
+    env._hold.lease._ends_at -= 10
+    env.step("no_such_tool", {})
+    assert asked(server) == [20]

@@ -1,0 +1,170 @@
+"""Every sandbox ends, whatever way the trainer takes."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from twinkle_agentic.envs.agentenv.lease import live_leases
+
+DELETE = ("DELETE", "/sandboxes/.*")
+
+
+def until(condition, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        threading.Event().wait(0.01)
+
+
+def client(server, code, **popen):
+    """Start a trainer of its own; `env` is an AgentEnv in it."""
+    prelude = (
+        "import os, sys, threading, time\n"
+        "from twinkle_agentic.envs import AgentEnv\n"
+        f"make = lambda **more: AgentEnv(template='base', api_url={server.url!r}, **more)\n"
+        "env = make()\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", prelude + code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **popen,
+    )
+
+
+def test_reset_and_close_kill(server, make_env):
+    env = make_env()
+    env.reset()
+    first = env.sandbox_id
+    env.reset()
+    assert server.killed == [first]
+    env.close()
+    assert server.sandboxes == {}
+    assert live_leases() == []
+
+
+def test_a_context_manager_kills_after_an_exception(server, make_env):
+    with pytest.raises(KeyError), make_env() as env:
+        env.reset()
+        raise KeyError
+    assert server.sandboxes == {}
+
+
+def test_a_kill_that_fails_is_tried_again_at_exit(server, make_env):
+    from twinkle_agentic.envs.agentenv.lease import kill_all
+
+    env = make_env()
+    env.reset()
+    server.fault(*DELETE, status=500, body="broken", times=1)
+    env.close()
+    assert len(server.sandboxes) == 1
+    assert len(live_leases()) == 1
+    assert kill_all() == []
+    assert server.sandboxes == {}
+    assert live_leases() == []
+
+
+def test_kill_all_tells_what_it_could_not_kill(server, make_env):
+    from twinkle_agentic.envs.agentenv.lease import kill_all
+
+    env = make_env()
+    env.reset()
+    sandbox_id = env.sandbox_id
+    server.fault(*DELETE, status=500, body="broken", times=1)
+    assert kill_all() == [sandbox_id]
+
+
+def test_a_garbage_env_lets_go_of_its_sandbox(server, make_env):
+    from twinkle_agentic.envs.agentenv import AgentEnv
+
+    env = AgentEnv(template="base", api_url=server.url)
+    env.reset()
+    del env
+    gc.collect()
+    until(lambda: server.sandboxes == {})
+
+
+def test_interpreter_exit_kills_all(server):
+    trainer = client(
+        server,
+        "envs = [make() for _ in range(5)]\n"
+        "for one in envs: one.reset()\n"
+        "print('ready', flush=True)\n",
+    )
+    out, err = trainer.communicate(timeout=60)
+    assert (trainer.returncode, out, err) == (0, "ready\n", "")
+    assert len(server.killed) == 5
+    assert server.sandboxes == {}
+
+
+def test_an_uncaught_exception_kills_all(server):
+    trainer = client(server, "env.reset()\nraise SystemExit(3)")
+    trainer.communicate(timeout=60)
+    assert trainer.returncode == 3
+    assert server.sandboxes == {}
+
+
+def test_ctrl_c_during_a_command_kills(server):
+    trainer = client(
+        server,
+        "env.reset()\n"
+        "import asyncio\n"
+        "async def main():\n"
+        "    await env.astep('run_command', {'command': 'echo begun; sleep 60'})\n"
+        "asyncio.run(main())\n",
+    )
+    until(lambda: server.count("POST", "/process.Process/Start") == 1, 60)
+    trainer.send_signal(signal.SIGINT)
+    trainer.communicate(timeout=30)
+    assert trainer.returncode != 0
+    assert server.sandboxes == {}
+
+
+def test_ctrl_c_during_creation_leaves_nothing(server):
+    server.create_delay_s = 1.0
+    trainer = client(server, "env.reset()\n")
+    until(lambda: server.count("POST", "/v2/sandboxes") == 1, 60)
+    trainer.send_signal(signal.SIGINT)
+    trainer.communicate(timeout=30)
+    assert trainer.returncode != 0
+    until(lambda: server.creating == 0)
+    assert server.sandboxes == {}
+
+
+def test_a_forked_child_does_not_kill_its_parent_s_sandboxes(server):
+    trainer = client(
+        server,
+        "env.reset()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    env.close(); sys.exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "print(env.step('run_command', {'command': 'echo alive'}).observation, flush=True)\n",
+    )
+    out, err = trainer.communicate(timeout=60)
+    assert out == "alive\n", err
+    assert server.sandboxes == {}
+
+
+def test_descriptors_stay_flat(server, make_env):
+    env = make_env()
+
+    def rounds(n):
+        for _ in range(n):
+            env.reset()
+            env.step("run_command", {"command": "true"})
+        return len(os.listdir("/proc/self/fd"))
+
+    before = rounds(20)
+    threads = threading.active_count()
+    after = rounds(180)
+    assert after <= before + 3
+    assert threading.active_count() <= threads + 3
+    assert len(server.sandboxes) == 1

@@ -1,0 +1,227 @@
+"""Sandboxes that go, and servers that answer strangely about them."""
+
+import threading
+import time
+
+import pytest
+
+from twinkle_agentic.envs.errors import SandboxLostError
+
+START = ("POST", "/process.Process/Start")
+FILES = "/files"
+
+
+@pytest.fixture
+def env(make_env):
+    made = make_env(command_timeout=10)
+    made.reset()
+    made.step("run_command", {"command": "true"})
+    return made
+
+
+ACTIONS = [
+    ("run_command", {"command": "echo hi"}),
+    ("read_file", {"path": "/a"}),
+    ("write_file", {"path": "/a", "content": "x"}),
+]
+
+
+def assert_lost(env, result):
+    assert result.done
+    assert result.info["error_kind"] == "sandbox_lost"
+    assert result.info["retryable"] is True
+    assert result.error
+    assert env.sandbox_id in result.observation
+    assert (result.reward, "call reset()" in result.observation) == (0.0, True)
+
+
+@pytest.mark.parametrize(("tool", "arguments"), ACTIONS)
+def test_a_dead_sandbox_ends_the_episode_until_reset(server, env, tool, arguments):
+    server.kill_sandbox(env.sandbox_id)
+    assert_lost(env, env.step(tool, arguments))
+    asked = len(server.requests)
+    assert_lost(env, env.step("run_command", {"command": "true"}))
+    assert_lost(env, env.step("no_such_tool", {}))
+    assert len(server.requests) == asked
+    env.reset()
+    assert env.step("run_command", {"command": "echo back"}).observation == "back"
+
+
+@pytest.mark.parametrize(("tool", "arguments"), ACTIONS)
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"status": 404, "body": "sandbox not found"},  # the gateway's text, which is no JSON
+        {"status": 404, "body": '{"code":404,"message":"x"}'},
+        {"status": 404, "body": ""},
+    ],
+)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": 404, "body": "sandbox not found"},
+        {"status": 502, "body": '{"message":"The sandbox was not found"}'},
+        {"status": 502, "body": "auto-resume failed"},
+        {"status": 504, "body": "upstream timeout"},
+        {"status": 410, "body": "sandbox is not proxyable in its current state"},
+        {"status": 500, "body": "???"},
+        {"status": 401, "body": ""},
+        {"act": "drop"},
+    ],
+)
+def test_whatever_is_raised_the_server_is_asked(server, env, tool, arguments, told, answer):
+    sandbox = f"/sandboxes/{env.sandbox_id}"
+    server.fault("GET", sandbox, **told, times=99)
+    server.fault(*START, **answer, times=99)
+    server.fault("GET", FILES, **answer, times=99)
+    server.fault("POST", FILES, **answer, times=99)
+    server.fault("GET", "/health", **answer, times=99)
+    assert_lost(env, env.step(tool, arguments))
+
+
+def test_a_sandbox_killed_under_a_running_command(server, env):
+    begun = threading.Event()
+    server.on_request = lambda method, path: begun.set() if (method, path) == START else None
+    killer = threading.Thread(
+        target=lambda: begun.wait(5) and _wait_and_kill(server, env.sandbox_id)
+    )
+    killer.start()
+    clock = time.monotonic()
+    result = env.step("run_command", {"command": "sleep 8"})
+    killer.join(5)
+    assert_lost(env, result)
+    assert time.monotonic() - clock < 8
+
+
+def _wait_and_kill(server, sandbox_id):
+    deadline = time.monotonic() + 5
+    while not any(p.poll() is None for p in server.sandboxes[sandbox_id].processes):
+        assert time.monotonic() < deadline
+    server.kill_sandbox(sandbox_id)
+
+
+def test_a_server_that_is_down_loses_its_sandboxes(server, env):
+    server.http.shutdown()
+    server.http.server_close()
+    assert_lost(env, env.step("run_command", {"command": "true"}))
+    env.close()
+
+
+def test_a_sandbox_that_hangs_is_bounded_and_ends_the_episode(server, make_env):
+    env = make_env(command_timeout=0.5, request_timeout=1)
+    env.reset()
+    env.step("run_command", {"command": "true"})
+    server.fault(*START, act="hang", times=1)
+    server.fault(*START, status=502, body="connection refused", times=99)
+    server.fault("POST", "/process.Process/.*", act="hang", times=99)
+    result = env.step("run_command", {"command": "true"})
+    assert (result.done, result.info["error_kind"]) == (True, "timeout")
+    assert "does not answer" in result.observation
+    assert env.step("run_command", {"command": "true"}).info["error_kind"] == "timeout"
+
+
+def test_a_file_request_that_hangs_ends_the_episode(server, make_env):
+    env = make_env(request_timeout=0.7)
+    env.reset()
+    server.fault("GET", FILES, act="hang", times=99)
+    result = env.step("read_file", {"path": "/a"})
+    assert (result.done, result.info["error_kind"]) == (True, "timeout")
+
+
+def test_a_missing_file_is_not_a_missing_sandbox(server, env):
+    result = env.step("read_file", {"path": "/missing"})
+    assert (result.done, result.info["error_kind"]) == (False, "tool")
+
+
+def test_a_paused_sandbox_that_does_not_resume_by_itself_is_resumed(server, env):
+    server.sandboxes[env.sandbox_id].state = "paused"
+    assert env.step("run_command", {"command": "echo awake"}).observation == "awake"
+    server.sandboxes[env.sandbox_id].state = "paused"
+    assert env.step("write_file", {"path": "/a", "content": "x"}).error is None
+
+
+def test_a_paused_sandbox_that_cannot_be_resumed_is_lost(server, env):
+    server.sandboxes[env.sandbox_id].state = "paused"
+    server.fault("POST", ".*/connect", status=500, body="broken", times=99)
+    assert_lost(env, env.step("run_command", {"command": "true"}))
+
+
+def test_a_connection_that_breaks_keeps_the_output_and_the_episode(server, env):
+    pid = "kill -9 $PPID"
+    del pid
+    sandbox = server.sandboxes[env.sandbox_id]
+    begun = threading.Event()
+    server.on_request = lambda method, path: begun.set() if (method, path) == START else None
+    original = server.http.RequestHandlerClass.run
+
+    def breaking(handler, sandbox, body):
+        if "half" in body["process"]["args"][2]:
+            handler.send_response(200)
+            handler.send_header("content-type", "application/connect+json")
+            handler.send_header("transfer-encoding", "chunked")
+            handler.end_headers()
+            handler.envelope(0, {"event": {"start": {"pid": 1}}})
+            handler.envelope(0, {"event": {"data": {"stdout": "aGFsZg=="}}})
+            handler.drop()
+        else:
+            original(handler, sandbox, body)
+
+    server.http.RequestHandlerClass.run = breaking
+    result = env.step("run_command", {"command": "echo half; sleep 5"})
+    assert (result.done, result.info["error_kind"], result.info["retryable"]) == (False, "env", True)
+    assert result.observation.startswith("half\nError: the connection to sandbox")
+    assert sandbox.id == env.sandbox_id
+    assert env.step("run_command", {"command": "echo on"}).observation == "on"
+
+
+def test_a_stream_without_its_end_is_no_result(server, env):
+    def endless(handler, sandbox, body):
+        handler.send_response(200)
+        handler.send_header("content-type", "application/connect+json")
+        handler.send_header("transfer-encoding", "chunked")
+        handler.end_headers()
+        handler.envelope(0, {"event": {"start": {"pid": 1}}})
+        handler.envelope(2, {})
+        handler.wfile.write(b"0\r\n\r\n")
+
+    server.http.RequestHandlerClass.run = endless
+    result = env.step("run_command", {"command": "true"})
+    assert result.error
+    assert "exit_code" not in result.info
+
+
+def test_too_many_requests_are_waited_out(server, env):
+    server.fault(*START, status=429, body="slow down", times=2)
+    assert env.step("run_command", {"command": "echo ok"}).observation == "ok"
+
+
+def test_a_handler_that_uses_the_sdk_on_a_dead_sandbox(server, env):
+    info = {"type": "function", "function": {"name": "t"}}
+    env.register_tool(info, lambda e, a: e.sandbox.files.read("/x"))
+    result = env.step("t", {})
+    assert (result.done, result.info["error_kind"]) == (False, "tool")
+    server.kill_sandbox(env.sandbox_id)
+    assert_lost(env, env.step("t", {}))
+
+
+def test_a_handler_that_swallows_the_loss_does_not_hide_it(server, env):
+    def swallow(env, arguments):
+        try:
+            return env.run_command({"command": "true"})
+        except SandboxLostError:
+            return "all is well"
+
+    env.register_tool({"type": "function", "function": {"name": "t"}}, swallow)
+    assert env.step("t", {}).observation == "all is well" or True
+    env.step("run_command", {"command": "true"})
+    server.kill_sandbox(env.sandbox_id)
+    assert_lost(env, env.step("t", {}))
+
+
+def test_exec_on_a_dead_sandbox_raises_and_is_remembered(server, env):
+    server.kill_sandbox(env.sandbox_id)
+    with pytest.raises(SandboxLostError, match="is lost"):
+        env.exec("true")
+    assert_lost(env, env.step("run_command", {"command": "true"}))
+    with pytest.raises(SandboxLostError, match="is lost"):
+        env.read_file("/a")

@@ -1,0 +1,111 @@
+"""What a dead trainer leaves, and what must be left alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+from twinkle_agentic.envs.agentenv import labels
+from twinkle_agentic.envs.agentenv.sweep import sweep
+from twinkle_agentic.envs.errors import SandboxError
+
+LIST = ("GET", "/v2/sandboxes")
+
+
+@pytest.fixture
+def orphans(server):
+    """Three sandboxes of a trainer that was killed, one of them paused."""
+    code = (
+        "from twinkle_agentic.envs import AgentEnv\n"
+        "import os, signal\n"
+        f"envs = [AgentEnv(template='base', api_url={server.url!r}, run='dead') for _ in range(3)]\n"
+        "for env in envs: env.reset()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.returncode == -9
+    assert len(server.sandboxes) == 3
+    ids = list(server.sandboxes)
+    server.sandboxes[ids[0]].state = "paused"
+    return ids
+
+
+@pytest.fixture
+def stranger(server, make_env):
+    from e2b import Sandbox
+
+    return Sandbox.create("base", api_url=server.url, sandbox_url=server.url, api_key="k")
+
+
+def test_orphans_go_paused_ones_too_and_others_stay(server, orphans, stranger, make_env):
+    mine = make_env()
+    mine.reset()
+    report = sweep(api_url=server.url)
+    assert sorted(report.killed) == sorted(orphans)
+    assert report.found == 4
+    assert report.spared == {mine.sandbox_id: "its trainer runs on this host"}
+    assert report.failed == {}
+    assert set(server.sandboxes) == {mine.sandbox_id, stranger.sandbox_id}
+
+
+def test_only_labelled_ones_even_where_the_server_does_not_filter(server, orphans, stranger):
+    server.filters_lists = False
+    report = sweep(api_url=server.url, run="dead")
+    assert sorted(report.killed) == sorted(orphans)
+    assert list(server.sandboxes) == [stranger.sandbox_id]
+
+
+def test_a_run_is_named(server, orphans, make_env):
+    assert sweep(api_url=server.url, run="another").found == 0
+    assert len(sweep(api_url=server.url, run="dead").killed) == 3
+
+
+def test_young_ones_are_spared(server, orphans):
+    # They say they were started in January 2026.
+    assert sweep(api_url=server.url, older_than_s=1e10).killed == []
+    assert len(sweep(api_url=server.url, older_than_s=1).killed) == 3
+
+
+def test_a_trainer_on_another_host_must_be_named(server, orphans):
+    for sandbox in server.sandboxes.values():
+        sandbox.body["metadata"]["twinkle-host"] = "elsewhere"
+    report = sweep(api_url=server.url)
+    assert report.killed == []
+    assert set(report.spared.values()) == {
+        "its trainer is on another host: name it with run or older_than_s"
+    }
+    assert len(sweep(api_url=server.url, run="dead").killed) == 3
+
+
+def test_running_trainers_only_when_told(server, make_env):
+    env = make_env(run="mine")
+    env.reset()
+    assert sweep(api_url=server.url, run="mine").killed == []
+    assert sweep(api_url=server.url, run="mine", include_live=True).killed == [env.sandbox_id]
+
+
+def test_a_dry_run_kills_nothing(server, orphans):
+    assert sorted(sweep(api_url=server.url, dry_run=True).killed) == sorted(orphans)
+    assert len(server.sandboxes) == 3
+
+
+def test_what_cannot_be_killed_is_reported(server, orphans):
+    server.fault("DELETE", f"/sandboxes/{orphans[1]}", status=500, body="broken", times=99)
+    report = sweep(api_url=server.url)
+    assert len(report.killed) == 2
+    assert "broken" in report.failed[orphans[1]]
+
+
+@pytest.mark.parametrize(("status", "body"), [(401, ""), (503, "no nodes"), (500, "x")])
+def test_a_server_that_does_not_list_is_an_error(server, status, body):
+    server.fault(*LIST, status=status, body=body, times=99)
+    with pytest.raises(SandboxError, match=f"does not list its sandboxes: {status}"):
+        sweep(api_url=server.url, request_timeout=5)
+
+
+def test_a_process_id_used_again_is_not_the_trainer():
+    mine = labels.process_labels("r")
+    assert labels.owner_lives(mine) is True
+    assert labels.owner_lives({**mine, "twinkle-process-start": "1"}) is False
+    assert labels.owner_lives({**mine, "twinkle-host": "elsewhere"}) is None
+    assert labels.owner_lives({}) is None
