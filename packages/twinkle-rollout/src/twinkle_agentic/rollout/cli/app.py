@@ -160,6 +160,48 @@ def doctor(
     )
 
 
+@app.command()
+def sweep(
+    api_url: Annotated[
+        str | None, typer.Option(envvar="E2B_API_URL", help="The sandbox server or gateway.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="E2B_API_KEY", help="Its key.", show_envvar=True)
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run", help="Only sandboxes with this run label.")
+    ] = None,
+    older_than_s: Annotated[
+        float | None, typer.Option(min=0.0, help="Only those started longer ago than this.")
+    ] = None,
+    include_live: Annotated[
+        bool, typer.Option("--include-live", help="Kill those of running trainers too.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Kill nothing, say what would be killed.")
+    ] = False,
+) -> None:
+    """Kill sandboxes whose trainer is gone, paused ones included.
+
+    Only sandboxes made by `AgentEnv` are looked at, by their labels. One whose trainer still runs
+    on this host is spared; those of another host are killed only when --run or --older-than-s
+    names them.
+    """
+    from twinkle_agentic.rollout.cli.sweep import sweep as run_sweep
+
+    _exit(
+        lambda console: run_sweep(
+            console,
+            api_url=api_url,
+            api_key=api_key,
+            run=run_id,
+            older_than_s=older_than_s,
+            include_live=include_live,
+            dry_run=dry_run,
+        )
+    )
+
+
 def _exit(command: Callable[[Console], int]) -> None:
     """Run a command and end the process with its exit code."""
     from twinkle_agentic.rollout.cli.servers import ServerError

@@ -81,15 +81,16 @@ def doctor(console: Console, *, probes: Sequence[Probe]) -> int:
     console.print(versions)
 
     origins = module_origins()
-    table = Table("module", "provided by", "file", title="Modules", title_justify="left")
+    table = Table("module", "provided by", title="Modules", title_justify="left")
     for origin in origins:
         style = None if origin.ok else "red"
-        table.add_row(origin.module, origin.provider or "[dim]-[/]", origin.path or "", style=style)
+        table.add_row(origin.module, origin.provider or "[dim]not installed[/]", style=style)
     console.print(table)
     wrong = [origin for origin in origins if not origin.ok]
     for origin in wrong:
         console.print(
-            f"[red]{origin.module} comes from {origin.provider}, expected {origin.expected}: "
+            f"[red]{origin.module} ({origin.path}) comes from {origin.provider}, expected "
+            f"{origin.expected}: "
             f"run `pip install --force-reinstall --no-deps {origin.expected}`[/]",
             soft_wrap=True,
         )
