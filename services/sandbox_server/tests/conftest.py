@@ -97,7 +97,10 @@ def wait_healthy(server: Server) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         assert server.process.poll() is None, "the server ended at its start"
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/health", timeout=5):
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{server.url}/health", timeout=5),
+        ):
             return
         time.sleep(0.05)
     raise AssertionError("the server is not healthy after 30 s")
@@ -117,7 +120,9 @@ def any_server(request: pytest.FixtureRequest) -> Iterator[Server]:
         pytest.skip("only root can start a server as root")
     else:
         uid = None
-    server = start_server(mode, "--memory-mb", "256", "--disk-mb", "64", "--processes", "64", uid=uid)
+    server = start_server(
+        mode, "--memory-mb", "256", "--disk-mb", "64", "--processes", "64", uid=uid
+    )
     yield server
     server.kill_all()
     server.stop()
@@ -136,10 +141,14 @@ def sandbox(server: Server) -> e2b.Sandbox:
     return server.sandbox()
 
 
-@pytest.fixture(scope="session")
-def isolated_session() -> Iterator[Server]:
-    """One server with isolation, for what only isolation promises."""
-    server = start_server("bubblewrap", "--memory-mb", "96", "--disk-mb", "16", "--processes", "32", "--max-output-mb", "8")
+@pytest.fixture(scope="session", params=["root", "nobody"])
+def isolated_session(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server with isolation and small limits, for what only isolation promises."""
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("only root can start a server as root")
+    uid = NOBODY if request.param == "nobody" and os.geteuid() == 0 else None
+    options = ("--memory-mb", "96", "--disk-mb", "16", "--processes", "32", "--max-output-mb", "8")
+    server = start_server("bubblewrap", *options, uid=uid)
     yield server
     server.kill_all()
     server.stop()

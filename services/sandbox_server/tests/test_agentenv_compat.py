@@ -34,14 +34,18 @@ def test_build_create_list_run_pause_connect_kill(server: Server) -> None:
             wait_for_file(f"{workdir}/startup-ready.txt"),
         )
     )
-    built = Template.build(template, name, cpu_count=1, memory_mb=128, skip_cache=True, **server.opts)
+    built = Template.build(
+        template, name, cpu_count=1, memory_mb=128, skip_cache=True, **server.opts
+    )
     assert built.template_id
     assert built.build_id
     assert built.name == name
     assert Template.exists(name, **server.opts)
 
     sandbox = server.sandbox(name, timeout=90, metadata={"suite": "compat"}, secure=True)
-    assert sandbox.sandbox_id in [info.sandbox_id for info in Sandbox.list(limit=20, **server.opts).next_items()]
+    assert sandbox.sandbox_id in [
+        info.sandbox_id for info in Sandbox.list(limit=20, **server.opts).next_items()
+    ]
     run = sandbox.commands.run
     assert run("cat marker.txt", cwd=workdir).stdout == "one"
     assert run("cat workdir.txt").stdout.strip() == workdir
@@ -56,7 +60,9 @@ def test_build_create_list_run_pause_connect_kill(server: Server) -> None:
     assert sandbox.kill()
 
     child = f"{name}-child"
-    Template.build(Template().from_template(name).run_cmd("echo more >> marker.txt"), child, **server.opts)
+    Template.build(
+        Template().from_template(name).run_cmd("echo more >> marker.txt"), child, **server.opts
+    )
     sandbox = server.sandbox(child)
     assert sandbox.commands.run("cat marker.txt; pwd").stdout == f"onemore\n{workdir}\n"
     sandbox.kill()
@@ -69,15 +75,22 @@ def test_a_failing_step_fails_the_build(server: Server) -> None:
     template = Template().from_image("any").run_cmd("echo so far").run_cmd("exit 9")
     with pytest.raises(BuildException, match="exit code 9"):
         Template.build(
-            template, "failing", on_build_logs=lambda entry: logs.append(entry.message), **server.opts
+            template,
+            "failing",
+            on_build_logs=lambda entry: logs.append(entry.message),
+            **server.opts,
         )
     assert "so far" in logs
-    assert not [r for r in Sandbox.list(**server.opts).next_items() if "twinkle.build" in r.metadata]
+    assert not [
+        r for r in Sandbox.list(**server.opts).next_items() if "twinkle.build" in r.metadata
+    ]
 
 
 def test_user_steps(server: Server) -> None:
     name = f"users-{int(time.time() * 1000)}"
-    template = Template().from_image("any").set_user("root").run_cmd("echo $USER > who").set_user("user")
+    template = (
+        Template().from_image("any").set_user("root").run_cmd("echo $USER > who").set_user("user")
+    )
     Template.build(template, name, **server.opts)
     assert server.sandbox(name).commands.run("echo $USER").stdout == "user\n"
     assert server.sandbox(name).files.read("who", user="root") == "root\n"

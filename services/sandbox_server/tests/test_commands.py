@@ -121,11 +121,18 @@ def test_disconnect_does_not_kill(sandbox: Sandbox) -> None:
 def test_timeout_kills_the_group_and_keeps_what_was_printed(sandbox: Sandbox) -> None:
     printed: list[str] = []
     with pytest.raises(TimeoutException):
-        sandbox.commands.run("echo $$; sleep 300 & echo $!; wait", timeout=1, on_stdout=printed.append)
+        sandbox.commands.run(
+            "echo $$; sleep 300 & echo $!; wait", timeout=1, on_stdout=printed.append
+        )
     pids = "".join(printed).split()
     assert len(pids) == 2
     deadline = time.monotonic() + 10
-    while "alive" in sandbox.commands.run(f"for p in {' '.join(pids)}; do kill -0 $p 2>/dev/null && echo alive; done; true").stdout:
+    while (
+        "alive"
+        in sandbox.commands.run(
+            f"for p in {' '.join(pids)}; do kill -0 $p 2>/dev/null && echo alive; done; true"
+        ).stdout
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

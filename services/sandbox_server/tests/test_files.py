@@ -6,7 +6,13 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from e2b import FileNotFoundException, FileType, InvalidArgumentException, NotEnoughSpaceException, Sandbox
+from e2b import (
+    FileNotFoundException,
+    FileType,
+    InvalidArgumentException,
+    NotEnoughSpaceException,
+    Sandbox,
+)
 
 if TYPE_CHECKING:
     from conftest import Server
@@ -96,7 +102,9 @@ def test_list_and_depth(sandbox: Sandbox) -> None:
 
 
 def test_a_long_list_is_whole(sandbox: Sandbox) -> None:
-    sandbox.commands.run("mkdir many; cd many; for i in $(seq 1 3000); do : > file-$i; done", timeout=60)
+    sandbox.commands.run(
+        "mkdir many; cd many; for i in $(seq 1 3000); do : > file-$i; done", timeout=60
+    )
     assert len(sandbox.files.list("many")) == 3000
 
 
@@ -168,7 +176,9 @@ async def test_streamed_watch(server: Server) -> None:
     try:
         await sandbox.files.make_dir("w")
         events: asyncio.Queue[str] = asyncio.Queue()
-        handle = await sandbox.files.watch_dir("w", on_event=lambda event: events.put_nowait(event.name))
+        handle = await sandbox.files.watch_dir(
+            "w", on_event=lambda event: events.put_nowait(event.name)
+        )
         await sandbox.files.write("w/f", "x")
         assert await asyncio.wait_for(events.get(), 10) == "f"
         await handle.stop()
@@ -197,5 +207,8 @@ def test_signed_urls(sandbox: Sandbox) -> None:
     headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
     url = sandbox.download_url("f", use_signature_expiration=60)
     assert httpx.get(url, headers=headers).text == "signed"
-    assert httpx.get(url.replace("signature=v1_", "signature=v1_x"), headers=headers).status_code == 401
+    assert (
+        httpx.get(url.replace("signature=v1_", "signature=v1_x"), headers=headers).status_code
+        == 401
+    )
     assert httpx.get(url.partition("?")[0] + "?path=f", headers=headers).status_code == 401

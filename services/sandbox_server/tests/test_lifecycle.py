@@ -73,7 +73,9 @@ def test_list_filters_and_pages(server: Server) -> None:
     made[0].pause()
     seen: list[str] = []
     pages = 0
-    paginator = Sandbox.list(query=SandboxQuery(metadata={"group": "pages & co"}), limit=2, **server.opts)
+    paginator = Sandbox.list(
+        query=SandboxQuery(metadata={"group": "pages & co"}), limit=2, **server.opts
+    )
     while paginator.has_next:
         page = paginator.next_items()
         assert len(page) <= 2
@@ -81,9 +83,13 @@ def test_list_filters_and_pages(server: Server) -> None:
         pages += 1
     assert pages == 3
     assert sorted(seen) == sorted(sandbox.sandbox_id for sandbox in made)
-    one = Sandbox.list(query=SandboxQuery(metadata={"group": "pages & co", "n": "3"}), **server.opts).next_items()
+    one = Sandbox.list(
+        query=SandboxQuery(metadata={"group": "pages & co", "n": "3"}), **server.opts
+    ).next_items()
     assert [info.sandbox_id for info in one] == [made[3].sandbox_id]
-    paused = Sandbox.list(query=SandboxQuery(state=[SandboxState.PAUSED]), **server.opts).next_items()
+    paused = Sandbox.list(
+        query=SandboxQuery(state=[SandboxState.PAUSED]), **server.opts
+    ).next_items()
     assert [info.sandbox_id for info in paused] == [made[0].sandbox_id]
 
 
@@ -146,12 +152,18 @@ def test_both_families_of_paths(server: Server) -> None:
     assert made.status_code == 201
     sandbox_id = made.json()["sandboxID"]
     assert "envdAccessToken" not in made.json()
-    assert httpx.post(f"{server.url}/sandboxes/{sandbox_id}/connect", json={"timeout": 60}).status_code == 200
+    assert (
+        httpx.post(f"{server.url}/sandboxes/{sandbox_id}/connect", json={"timeout": 60}).status_code
+        == 200
+    )
     listed = httpx.get(f"{server.url}/sandboxes").json()
     assert sandbox_id in [entry["sandboxID"] for entry in listed]
     assert httpx.post(f"{server.url}/sandboxes/{sandbox_id}/pause").status_code == 204
     assert httpx.post(f"{server.url}/sandboxes/{sandbox_id}/pause").status_code == 409
-    assert httpx.post(f"{server.url}/sandboxes/{sandbox_id}/resume", json={"timeout": 60}).status_code == 201
+    assert (
+        httpx.post(f"{server.url}/sandboxes/{sandbox_id}/resume", json={"timeout": 60}).status_code
+        == 201
+    )
     assert httpx.delete(f"{server.url}/sandboxes/{sandbox_id}").status_code == 204
     assert httpx.delete(f"{server.url}/sandboxes/{sandbox_id}").status_code == 404
 
@@ -182,12 +194,19 @@ def test_fork(sandbox: Sandbox) -> None:
 
 
 def test_snapshot_list_create_delete(server: Server, sandbox: Sandbox) -> None:
-    sandbox.commands.run("mkdir -p d && echo deep > d/f && ln -s d/f link && chmod 711 d && touch -d @1000000000 d/f")
+    sandbox.commands.run(
+        "mkdir -p d && echo deep > d/f && ln -s d/f link && chmod 711 d && touch -d @1000000000 d/f"
+    )
     snapshot = sandbox.create_snapshot()
-    assert snapshot.snapshot_id in [s.snapshot_id for s in Sandbox.list_snapshots(**server.opts).next_items()]
+    assert snapshot.snapshot_id in [
+        s.snapshot_id for s in Sandbox.list_snapshots(**server.opts).next_items()
+    ]
     copy = server.sandbox(snapshot.snapshot_id)
     assert copy.files.read("link") == "deep\n"
-    assert copy.commands.run("stat -c '%a' d; stat -c %Y d/f").stdout.split() == ["711", "1000000000"]
+    assert copy.commands.run("stat -c '%a' d; stat -c %Y d/f").stdout.split() == [
+        "711",
+        "1000000000",
+    ]
     assert sandbox.is_running()
     assert Sandbox.delete_snapshot(snapshot.snapshot_id, **server.opts)
     assert not Sandbox.delete_snapshot(snapshot.snapshot_id, **server.opts)
@@ -196,7 +215,9 @@ def test_snapshot_list_create_delete(server: Server, sandbox: Sandbox) -> None:
 
 
 def test_metrics_of_a_sandbox(sandbox: Sandbox) -> None:
-    sandbox.commands.run("python3 -c 'import time; x = bytearray(20 << 20); time.sleep(100)'", background=True)
+    sandbox.commands.run(
+        "python3 -c 'import time; x = bytearray(20 << 20); time.sleep(100)'", background=True
+    )
     sample = eventually(lambda: [m for m in sandbox.get_metrics() if m.mem_used > 20 << 20])[0]
     assert sample.mem_total == 256 << 20
 

@@ -191,6 +191,7 @@ class Launcher:
         self._next += 1
         limits = spec.limits
         directory = None if self.info.mode == "bubblewrap" else self._make_directory(number)
+        lease = self._cgroups.make(limits) if self._cgroups else None
         request: dict[str, Any] = {
             "id": number,
             "sandbox": {
@@ -202,12 +203,14 @@ class Launcher:
                 "processes": limits.processes,
                 "disk_bytes": limits.disk_bytes,
                 "shm_bytes": limits.shm_bytes,
-                "file_bytes": limits.file_bytes or limits.disk_bytes,
+                # A full tmpfs says so; where there is none, the longest file is all that can be limited.
+                "file_bytes": limits.file_bytes
+                or (None if directory is None else limits.disk_bytes),
                 "open_files": limits.open_files,
                 "archive": archive is not None,
+                "accounted": lease is not None,
             },
         }
-        lease = self._cgroups.make(limits) if self._cgroups else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         fds = [theirs.fileno()]
         archive_fd: int | None = None

@@ -33,7 +33,7 @@ class Limits:
         processes: Processes and threads at once.
         disk_bytes: Files written, with isolation `bubblewrap` (a tmpfs, so it is memory of the host too).
         shm_bytes: `/dev/shm` and System V shared memory.
-        file_bytes: The longest single file; `None` is `disk_bytes`.
+        file_bytes: The longest single file. `None`: no limit with `bubblewrap`, `disk_bytes` with `process`.
         open_files: Open file descriptors of each process.
     """
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from twinkle_isolation._guest import linux
 from twinkle_isolation._guest.files import Failure
+from twinkle_isolation._guest.seccomp import Filter
 from twinkle_isolation._guest.rootfs import GUEST_GID, GUEST_UID, map_user
 
 __all__ = ["Process", "resize", "start"]
@@ -55,7 +56,13 @@ class Process:
 
 
 def start(
-    request: dict[str, Any], env: dict[str, str], cwd: str, *, namespaces: bool, now: float
+    request: dict[str, Any],
+    env: dict[str, str],
+    cwd: str,
+    *,
+    namespaces: bool,
+    syscalls: Filter,
+    now: float,
 ) -> Process:
     """Start a program in its own session and process group.
 
@@ -71,7 +78,16 @@ def start(
     try:
         pid = os.fork()
         if pid == 0:
-            _exec(request, env, cwd, child_fds, report_write, as_root=as_root, tty=bool(size))
+            _exec(
+                request,
+                env,
+                cwd,
+                child_fds,
+                report_write,
+                as_root=as_root,
+                tty=bool(size),
+                syscalls=syscalls,
+            )
         os.close(report_write)
         report_write = -1
         report = _read_all(report_read)
@@ -134,6 +150,7 @@ def _exec(
     *,
     as_root: bool,
     tty: bool,
+    syscalls: Filter,
 ) -> NoReturn:
     """Become the program (in the forked child); tell `report` what prevents it."""
     try:
@@ -161,7 +178,14 @@ def _exec(
         if as_root:
             linux.unshare(linux.CLONE_NEWUSER)
             map_user(0, GUEST_UID, 0, GUEST_GID)
+        # The kernel takes sandboxes before servers, and programs before their supervisor.
+        with (
+            contextlib.suppress(OSError),
+            open("/proc/self/oom_score_adj", "wb", buffering=0) as file,
+        ):
+            file.write(b"1000")
         linux.drop_capabilities()
+        syscalls.install()
         os.execvpe(request["args"][0], request["args"], env)
     except (FileNotFoundError, NotADirectoryError):
         _give_up(report, "not_found", f"no such program: {request['args'][0]!r}")

@@ -21,6 +21,7 @@ from twinkle_isolation._guest import archive, files, linux, orphans, processes
 from twinkle_isolation._guest.files import Failure, Paths
 from twinkle_isolation._guest.guard import INTERVAL_S, Guard
 from twinkle_isolation._guest.processes import Process
+from twinkle_isolation._guest.seccomp import Filter
 from twinkle_isolation._guest.watch import Watches
 from twinkle_isolation._wire import FrameBuffer, FrameError, encode
 
@@ -52,6 +53,7 @@ class Supervisor:
             processes=sandbox["processes"],
             namespaces=namespaces,
         )
+        self.syscalls = Filter(os.uname().machine, accounted=sandbox["accounted"])
         self.processes: dict[int, Process] = {}
         self.by_pid: dict[int, Process] = {}
         self.reads: dict[int, tuple[int, int]] = {}  # id -> fd, bytes still allowed
@@ -68,8 +70,6 @@ class Supervisor:
 
     def set_up(self, archive_fd: int | None) -> None:
         """Make the last preparations before the first request: limits, privileges, restored files."""
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("800")  # the kernel takes sandboxes before the server
         if self.base is not None:
             for name in ("home/user", "root", "tmp"):
                 os.makedirs(f"{self.base}/{name}", exist_ok=True)
@@ -98,12 +98,13 @@ class Supervisor:
         wanted = {
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_DATA: self.sandbox["memory_bytes"],
-            resource.RLIMIT_FSIZE: self.sandbox["file_bytes"],
             resource.RLIMIT_NOFILE: self.sandbox["open_files"],
             resource.RLIMIT_MEMLOCK: 64 * 1024,
             resource.RLIMIT_MSGQUEUE: 800 * 1024,
             resource.RLIMIT_SIGPENDING: 1024,
         }
+        if self.sandbox["file_bytes"] is not None:
+            wanted[resource.RLIMIT_FSIZE] = self.sandbox["file_bytes"]
         if self.namespaces:
             # Counted per user namespace, so this is the sandbox's own count; one is the supervisor.
             wanted[resource.RLIMIT_NPROC] = self.sandbox["processes"] + 1
@@ -262,7 +263,9 @@ class Supervisor:
             env.setdefault("TERM", "xterm-256color")
         env |= {str(k): str(v) for k, v in message.get("env", {}).items()}
         now = time.monotonic()
-        process = processes.start(message, env, cwd, namespaces=self.namespaces, now=now)
+        process = processes.start(
+            message, env, cwd, namespaces=self.namespaces, syscalls=self.syscalls, now=now
+        )
         self.processes[process.id] = process
         self.by_pid[process.pid] = process
         self.send({"id": process.id, "ev": "start", "pid": process.pid})
