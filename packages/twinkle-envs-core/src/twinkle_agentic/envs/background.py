@@ -6,10 +6,13 @@ A thousand sessions share it: they cost one thread, not a thousand.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["background_loop", "run_sync"]
 
@@ -20,6 +23,7 @@ _CLEAN_UP_S = 5.0  # how long an interrupted call waits for its coroutine to cle
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
+_of_the_parent: list[object] = []
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
@@ -29,7 +33,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
         if _loop is None or _thread is None or not _thread.is_alive():
             loop = asyncio.new_event_loop()
             _thread = threading.Thread(
-                target=loop.run_forever, name="twinkle-background-loop", daemon=True
+                target=_serve, args=(loop,), name="twinkle-background-loop", daemon=True
             )
             _thread.start()
             _loop = loop
@@ -39,36 +43,87 @@ def background_loop() -> asyncio.AbstractEventLoop:
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the background loop and wait for it.
 
-    The coroutine brings its own time limits. Ctrl-C while waiting cancels it, waits for its clean-up (at most 5 s) and goes on as
-    `KeyboardInterrupt`. Works in any thread, also in one that runs an event loop (which is blocked
-    meanwhile: there, await the async twin instead).
+    The coroutine brings its own time limits. Ctrl-C while waiting cancels it, waits for its
+    clean-up (at most 5 s) and goes on as `KeyboardInterrupt`. Works in any thread, also in one that
+    runs an event loop (which is blocked meanwhile: there, await the async twin instead).
 
     Raises:
         RuntimeError: Called on the background loop itself, where it would wait for ever.
+        BaseException: Whatever the coroutine raises, `SystemExit` included; it concerns this caller
+            alone.
     """
     if threading.current_thread() is _thread:
         work.close()
         raise RuntimeError("a sync method was called on the background loop: await its async twin")
-    ended = threading.Event()
-    future = asyncio.run_coroutine_threadsafe(_watched(work, ended), background_loop())
+    loop = background_loop()
+    call = _Call(work)
     try:
-        return future.result()
-    except BaseException:
-        if future.cancel():  # interrupted while waiting: let the coroutine close what it opened
-            ended.wait(_CLEAN_UP_S)
+        loop.call_soon_threadsafe(call.start, loop)
+        call.ended.wait()
+    except BaseException:  # interrupted while waiting: let the coroutine close what it opened
+        loop.call_soon_threadsafe(call.cancel)
+        call.ended.wait(_CLEAN_UP_S)
         raise
-
-
-async def _watched(work: Coroutine[Any, Any, T], ended: threading.Event) -> T:
     try:
-        return await work
+        return call.result()
     finally:
-        ended.set()
+        # The exception's traceback keeps this frame, so the frame must not keep the exception.
+        del call, work
+
+
+class _Call(Generic[T]):
+    """One coroutine on its way through the loop; `start` and `cancel` run on the loop."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.ended = threading.Event()
+        self._work: Coroutine[Any, Any, T] | None = work
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._work is None:
+            return
+        self._task, self._work = loop.create_task(self._work), None
+        self._task.add_done_callback(self._end)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            # It may hang on; the interpreter that exits meanwhile need not complain about that.
+            self._task._log_destroy_pending = False  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+            self._task.cancel()
+        elif self._work is not None:
+            self._work.close()
+            self._work = None
+            self.ended.set()
+
+    def result(self) -> T:
+        task, self._task = self._task, None
+        assert task is not None
+        try:
+            return task.result()
+        finally:
+            del task
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # an interrupted caller does not ask for it
+        self.ended.set()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    while not loop.is_closed():
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Some coroutine raised it. Its own caller gets it; all others need the loop.
+            logger.debug("a coroutine on the background loop raised %r", error)
 
 
 def _forget_after_fork() -> None:
     global _loop, _thread, _lock
-    _loop = _thread = None  # the thread stayed in the parent
+    # The thread stayed in the parent. The loop must not even be closed here: the kernel object
+    # behind its selector is shared, and the parent's loop would lose its descriptors.
+    _of_the_parent.append((_loop, _thread))
+    _loop = _thread = None
     _lock = threading.Lock()
 
 
