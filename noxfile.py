@@ -119,11 +119,10 @@ def wheels(session: nox.Session) -> None:
     for name, wheel in built.items():
         python = _fresh_environment(session, name)
         _install(session, python, str(wheel))
-        session.run(str(python), "-c", _PROBE, name, *_public_modules(wheel), external=True)
+        _import_all(session, python, name, _public_names(wheel))
     python = _fresh_environment(session, "together")
     _install(session, python, *map(str, built.values()), "pyright==1.1.414")
-    modules = [module for wheel in built.values() for module in _public_modules(wheel)]
-    session.run(str(python), "-c", _PROBE, "together", *modules, external=True)
+    _import_all(session, python, "together", [n for w in built.values() for n in _public_names(w)])
     session.run("uv", "pip", "check", "--python", str(python), external=True)
     consumer = ROOT / "tests/typing/consumer.py"
     session.run(
@@ -181,7 +180,7 @@ def _check_contents(built: dict[str, Path]) -> None:
         assert any(path.endswith("/licenses/LICENSE") for path in owner), f"{name} has no licence"
 
 
-def _public_modules(wheel: Path) -> list[str]:
+def _public_names(wheel: Path) -> list[str]:
     """Return `module:name` of everything in an `__all__`, read from the source."""
     found: list[str] = []
     with zipfile.ZipFile(wheel) as archive:
@@ -190,9 +189,7 @@ def _public_modules(wheel: Path) -> list[str]:
             stem = Path(path).stem
             if not path.endswith(".py") or private or (stem.startswith("_") and stem != "__init__"):
                 continue
-            if (
-                "/cli/" in path
-            ):  # the program, not an interface: it names what it lacks when it runs
+            if "/cli/" in path:  # a program, no interface: it says what it lacks when it runs
                 continue
             module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             found += [f"{module}:{name}" for name in _all_of(archive.read(path).decode())]
@@ -207,23 +204,28 @@ def _all_of(source: str) -> list[str]:
     return []
 
 
-# Imports every public name; a lazy name of a distribution that is not installed must say so.
+def _import_all(session: nox.Session, python: Path, name: str, names: list[str]) -> None:
+    """Import every public name; a lazy one of a distribution that is missing must say so."""
+    probe = Path(session.create_tmp()) / f"probe_{name.replace('-', '_')}.py"
+    probe.write_text(f"ALONE = {name != 'together'}\nNAMES = {names!r}\n{_PROBE}")
+    session.run(str(python), str(probe), external=True)
+
+
 _PROBE = """
-import importlib, sys
-alone, names = sys.argv[1], sys.argv[2:]
+import importlib
+
 done = missing = 0
-for item in names:
+for item in NAMES:
     module, _, name = item.partition(":")
     try:
-        value = getattr(importlib.import_module(module), name)
+        getattr(importlib.import_module(module), name)
         done += 1
     except ModuleNotFoundError as error:
-        assert alone != "together", f"{item}: {error}"
-        text = str(error)
-        assert " needs " in text, f"{item}: {text}"
+        assert ALONE, f"{item}: {error}"
+        assert " needs " in str(error), f"{item}: {error}"
         missing += 1
-print(f"{alone}: {done} public names import, {missing} name the distribution they need")
-assert done or not names
+print(f"{done} public names import, {missing} name the distribution they need")
+assert done, "nothing is public"
 """
 
 if os.environ.get("CI"):
