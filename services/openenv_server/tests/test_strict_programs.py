@@ -380,6 +380,88 @@ SAME = {
         try: import no_such_module
         except ImportError: print("no module")
     """,
+    "exits_are_caught_as_in_python": """
+        for leave in (exit, quit):
+            try: leave()
+            except Exception: print("never")
+            except SystemExit as e: print("exit", e.code)
+        try: raise KeyboardInterrupt
+        except: print("bare")
+        try:
+            try: raise SystemExit(3)
+            finally: print("finally")
+        except BaseException as e: print(type(e).__name__)
+    """,
+    "caught_variable_is_forgotten": """
+        try: 1 / 0
+        except ZeroDivisionError as e: print(e)
+        try: e
+        except NameError: print("gone")
+    """,
+    "print_as_a_value": """
+        log = print
+        log("hi")
+        for f in (print, len):
+            if f is print: f("same")
+    """,
+    "private_methods": """
+        class A:
+            def __init__(self): self.__p = 1
+            def __helper(self): return self.__p
+            def call(self): return self.__helper()
+        class B(A):
+            def __init__(self):
+                super().__init__()
+                self.__p = 2
+        print(B().call())
+    """,
+    "docstrings_and_names": """
+        import functools
+        def deco(f):
+            @functools.wraps(f)
+            def inner(*a): return f(*a)
+            return inner
+        @deco
+        def g():
+            "doc"
+        class A:
+            class B:
+                class C: pass
+        print(g.__name__, g.__doc__, A.B.C, type(A.B.C()).__name__)
+    """,
+    "new_and_metaclass": """
+        class Single:
+            one = None
+            def __new__(cls):
+                if cls.one is None: cls.one = object.__new__(cls)
+                return cls.one
+        class Meta(type):
+            def __new__(m, name, bases, ns, **k):
+                ns["tag"] = k.get("tag")
+                return super().__new__(m, name, bases, ns)
+            def __init__(c, name, bases, ns, **k): super().__init__(name, bases, ns)
+        class A(metaclass=Meta, tag=3): pass
+        class Base:
+            seen = []
+            def __init_subclass__(cls, **k):
+                super().__init_subclass__(**k)
+                Base.seen.append(cls.__name__)
+        class Child(Base): pass
+        print(Single() is Single(), A.tag, Base.seen)
+    """,
+    "parts_of_modules": """
+        import sys, time, queue, random
+        from time import perf_counter
+        q = queue.Queue()
+        q.put(1)
+        print(sys.maxsize, q.get(), perf_counter() > 0, q.empty())
+        random.seed(5)
+        print(random.random(), random.sample(range(100), 5), random.Random(1).random())
+        try: q.get_nowait()
+        except queue.Empty: print("empty")
+        try: sys.exit("bye")
+        except SystemExit as e: print(e.code)
+    """,
     "main_guard": """
         def main(): print("main")
         if __name__ == "__main__": main()
@@ -468,6 +550,25 @@ REFUSED = {
         del a.x
         print(hasattr(a, "x"))
     """,
+    "waiting_for_ever": """
+        import queue
+        try: queue.Queue().get()
+        except Exception: print("swallowed")
+    """,
+    "missing_builtin_is_not_absence": """
+        try: open("x")
+        except Exception: print("swallowed")
+    """,
+    "missing_module_is_not_absence": """
+        try: import os
+        except ImportError: print("swallowed")
+    """,
+    "missing_part_of_a_module": """
+        import sys
+        try: sys.stdin.readline()
+        except AttributeError: print("swallowed")
+    """,
+    "attrgetter": "import operator\nprint(operator.attrgetter('real')(1))",
     "open_a_file": "print(open('x'))",
     "operating_system": "import os\nprint(os.name)",
 }

@@ -123,6 +123,10 @@ class Names(dict[str, Any]):
         """Stop the clock."""
         self._budget.deadline = float("inf")
 
+    def time_left(self) -> float:
+        """Seconds the step may still take."""
+        return self._budget.deadline - time.monotonic()
+
     @property
     def printed(self) -> Printed:
         """What the current step has printed."""

@@ -1,6 +1,6 @@
-"""What rewritten code calls: builtins, helpers, and stand-ins for a few modules.
+"""What rewritten code calls: builtins and helpers.
 
-`prepare.py` refers to the helpers as `name@`.
+`rewrite.py` refers to the helpers as `name@`.
 """
 
 from __future__ import annotations
@@ -8,66 +8,36 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
-import operator
-import random
 import re
-import string
+import sys
 import types
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from openenv_server.interpreter import BASE_PYTHON_TOOLS, CONTROL_FLOW, InterpreterError
-from openenv_server.names import Printed
+from openenv_server.names import Names, Printed
+from openenv_server.strict.shims import CarriedError, end_program, make_shims
 
-__all__ = ["SHIMS", "as_python", "builtin_tools", "helpers"]
+__all__ = ["as_python", "builtin_tools", "helpers"]
 
 _NEW_BUILTINS = (
     "ascii bin bytearray bytes classmethod delattr format frozenset hash hex id object oct "
     "property repr slice staticmethod"
 )
 
-_TYPING = (
-    "Any Callable ClassVar Collection Deque DefaultDict Dict Final FrozenSet Generic Hashable "
-    "Iterable Iterator List Literal Mapping MutableMapping MutableSequence NoReturn Optional "
-    "Sequence Set Sized Tuple Type TypeVar Union"
-)
-
-
-def _without(module: types.ModuleType, *banned: str) -> dict[str, Any]:
-    return {
-        name: value for name, value in vars(module).items() if name[0] != "_" and name not in banned
-    }
-
-
-SHIMS: dict[str, Mapping[str, Any]] = {
-    # Only what cannot be used to get at the interpreter's insides.
-    "operator": _without(operator, "attrgetter", "methodcaller"),
-    "string": {n: v for n, v in vars(string).items() if isinstance(v, str) and n[0] != "_"}
-    | {"capwords": string.capwords},
-    "typing": {name: getattr(typing, name) for name in _TYPING.split()},
-    # Made anew for each session, for the module's state is the whole process's.
-    "random": {},
-}
-"""Modules that code imports as a few of their names."""
-
 
 def builtin_tools() -> dict[str, Any]:
     """Give the builtins, and nothing that Python does not have under these names."""
     own = [name for name in BASE_PYTHON_TOOLS if hasattr(builtins, name) and name != "print"]
     tools = {name: BASE_PYTHON_TOOLS[name] for name in own}
-    return tools | {name: getattr(builtins, name) for name in _NEW_BUILTINS.split()}
+    tools |= {name: getattr(builtins, name) for name in _NEW_BUILTINS.split()}
+    return tools | {"exit": end_program, "quit": end_program}
 
 
-def helpers(printed: Printed, seed: int | None) -> dict[str, Any]:
+def helpers(names: Names, seed: int | None) -> dict[str, Any]:
     """Give the helpers of one session, under the names that rewritten code has for them."""
-    source = random.Random(seed)
-    shims = dict(SHIMS)
-    shims["random"] = {name: getattr(source, name) for name in dir(source) if name[0] != "_"} | {
-        "Random": random.Random
-    }
     tools: dict[str, Any] = {
-        "print": functools.partial(_print, printed),
+        "print": functools.partial(_print, names.printed),
         "super": super,
         "function": _function,
         "class": _class,
@@ -83,10 +53,12 @@ def helpers(printed: Printed, seed: int | None) -> dict[str, Any]:
         "dict_of": _dict_of,
         "spread": _spread,
         "unpack": _unpack,
+        "call_method": _call_method,
         "handles": _Handles,
         "caught": as_python,
+        "raising": _raising,
     }
-    tools |= {module: types.SimpleNamespace(**names) for module, names in shims.items()}
+    tools |= make_shims(names, seed)
     return {f"{name}@": value for name, value in tools.items()}
 
 
@@ -95,6 +67,8 @@ def as_python(error: BaseException) -> BaseException:
 
     An `InterpreterError` in the result is a thing the interpreter cannot do.
     """
+    if isinstance(error, CarriedError):
+        return error.original
     if not isinstance(error, InterpreterError):
         return error
     if isinstance(error.__cause__, KeyError | IndexError | TypeError):
@@ -104,9 +78,18 @@ def as_python(error: BaseException) -> BaseException:
         return error.__context__
     for pattern, kind, message in _TRANSLATIONS:
         found = re.match(pattern, text, re.DOTALL)
-        if found:
+        if found and not _is_there_in_python(kind, found.group(1)):
             return kind(message.format(*found.groups()))
     return error
+
+
+def _is_there_in_python(kind: type[Exception], name: str) -> bool:
+    """Tell what CPython has and this interpreter does not: no code may mistake that for absence."""
+    if kind is NameError:
+        return hasattr(builtins, name)
+    if kind is ImportError:
+        return name.partition(".")[0] in sys.stdlib_module_names
+    return False
 
 
 _TRANSLATIONS: tuple[tuple[str, type[Exception], str], ...] = (
@@ -114,7 +97,7 @@ _TRANSLATIONS: tuple[tuple[str, type[Exception], str], ...] = (
     (r"Forbidden function evaluation: '(.*?)'", NameError, "name '{0}' is not defined"),
     (r"Cannot delete name '(.*?)'", NameError, "name '{0}' is not defined"),
     (r"Object .* has no attribute (\w+)$", AttributeError, "the object has no attribute '{0}'"),
-    (r"Cannot unpack tuple of wrong size", ValueError, "wrong number of values to unpack"),
+    (r"Cannot (unpack) tuple of wrong size", ValueError, "wrong number of values to unpack"),
     (r"Import of (\S+) is not allowed", ImportError, "{0} cannot be imported here"),
     (r"Import from (\S+) is not allowed", ImportError, "{0} cannot be imported here"),
     (r"Module (\S+) has no attribute (\S+)", ImportError, "cannot import name '{1}' from '{0}'"),
@@ -134,6 +117,14 @@ class _Handles:
         return not isinstance(error, InterpreterError) and isinstance(error, self._kind)
 
 
+def _raising(value: Any) -> Any:
+    if isinstance(value, type) and issubclass(value, BaseException):
+        value = cast("Any", value)()
+    if isinstance(value, BaseException) and not isinstance(value, Exception):
+        return CarriedError(value)
+    return value
+
+
 def _print(
     printed: Printed,
     *values: object,
@@ -148,8 +139,11 @@ def _print(
     printed += text + ("\n" if end is None else end)
 
 
-def _function(name: str, signature: inspect.Signature, raw: Any, *defaults: Any) -> Any:
+def _function(
+    called: tuple[str, str, str | None], signature: inspect.Signature, raw: Any, *defaults: Any
+) -> Any:
     """Put argument binding as in CPython before a function of the interpreter."""
+    name, qualified, doc = called
     parameters = signature.parameters.values()
     with_default = [p.name for p in parameters if p.default is not p.empty]
     filled: dict[str, Any] = dict(zip(with_default, defaults, strict=True))
@@ -171,23 +165,25 @@ def _function(name: str, signature: inspect.Signature, raw: Any, *defaults: Any)
 
     # The interpreter refuses to call a function by a name like `__len__`.
     call.__name__ = f"{name}@" if name.startswith("__") else name
-    call.__qualname__ = name
+    call.__qualname__ = qualified
     call.__module__ = "__main__"
+    call.__doc__ = doc
     return call
 
 
 def _class(
-    name: str,
+    called: tuple[str, str, str | None],
     bases: tuple[Any, ...],
-    doc: str | None,
     fields: tuple[str, ...],
     names: tuple[str, ...],
     *values: Any,
     **keywords: Any,
 ) -> type:
+    name, qualified, doc = called
+
     def fill(body: dict[str, Any]) -> None:
         body["__module__"] = "__main__"
-        body["__qualname__"] = name
+        body["__qualname__"] = qualified
         if doc is not None:
             body["__doc__"] = doc
         if fields:
@@ -204,6 +200,10 @@ def _special(value: Any, name: str) -> Any:
     if name == "__name__" and callable(value):
         return getattr(cast("Any", value), "__qualname__", "").rpartition(".")[2]
     return getattr(value, name)
+
+
+def _call_method(value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(value, name)(*args, **kwargs)
 
 
 def _list_of(*items: Any) -> list[Any]:

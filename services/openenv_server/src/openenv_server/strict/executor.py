@@ -12,10 +12,11 @@ from openenv_server.interpreter import InterpreterError, evaluate_ast
 from openenv_server.lean import PyExecutor
 from openenv_server.names import Names, StepTimeoutError
 from openenv_server.output import bound_text
-from openenv_server.prepare import RefusedError, prepare
-from openenv_server.runtime import as_python, builtin_tools, helpers
 from openenv_server.settings import Settings
 from openenv_server.stock import exit_code_of, failed_line, is_from_code, timeout_text, too_long
+from openenv_server.strict.nodes import RefusedError
+from openenv_server.strict.rewrite import prepare
+from openenv_server.strict.runtime import as_python, builtin_tools, helpers
 
 __all__ = ["StrictExecutor"]
 
@@ -25,7 +26,7 @@ _warnings_lock = threading.Lock()
 class StrictExecutor(PyExecutor):
     """Runs code in OpenEnv's interpreter such that it does what CPython does, or fails.
 
-    The code is rewritten before it is run (`prepare.py`); what the interpreter would get silently
+    The code is rewritten before it is run (`rewrite.py`); what the interpreter would get silently
     wrong after that is refused. When the last statement is an expression its `repr` is printed, as
     at Python's prompt. Not a boundary for hostile code: everything happens in this process.
 
@@ -39,11 +40,10 @@ class StrictExecutor(PyExecutor):
         self._settings = settings
         self._names = Names(max_output_chars=settings.max_output_chars, guess=False)
         builtins = builtin_tools()
+        self._tools = builtins | helpers(self._names, seed)
         # Callable because they are here, under keys no code can write; found by name because they
         # are there: the interpreter lets a variable hide the second kind only.
-        self._allowed = {f"{name}@allowed": tool for name, tool in builtins.items()}
-        self._tools = builtins | helpers(self._names.printed, seed)
-        self._allowed |= {name: tool for name, tool in self._tools.items() if name.endswith("@")}
+        self._allowed = {f"{name}@allowed": tool for name, tool in self._tools.items()}
         self._count = 0
 
     @property
@@ -101,14 +101,14 @@ class StrictExecutor(PyExecutor):
 
     def _raised(self, error: BaseException) -> ExecResult:
         stdout = str(self._names.printed)
+        line = failed_line(error.__traceback__)
+        error = as_python(error)
         code = exit_code_of(error)
         if code == 0:  # SystemExit(0) ends the code, and nothing failed
             return ExecResult(stdout=stdout)
-        line = failed_line(error.__traceback__)
         where = "" if line is None else f'File "<code>", line {line}\n'
         if isinstance(error, StepTimeoutError):
             return self._failed(where + timeout_text(self._settings), Failure.TIMEOUT, stdout)
-        error = as_python(error)
         if isinstance(error, InterpreterError):
             return self._failed(
                 f"{where}not possible in this interpreter: {error}", Failure.REFUSED, stdout

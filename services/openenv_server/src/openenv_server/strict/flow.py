@@ -1,0 +1,170 @@
+"""Rewrites assignments, imports and control flow."""
+
+# ruff: noqa: D102  # a visitor's name says what it rewrites
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from openenv_server.strict.expressions import Expressions
+from openenv_server.strict.nodes import RefusedError, assign, call, constant, forget, load
+from openenv_server.strict.shims import SHIMS
+
+__all__ = ["Flow"]
+
+
+class Flow(Expressions):
+    """Statements that define nothing."""
+
+    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
+        done: list[ast.stmt] = []
+        for alias in node.names:
+            self.check_binding(node, alias.asname or alias.name)
+            if alias.name in SHIMS:
+                done.append(assign(alias.asname or alias.name, load(f"{alias.name}@")))
+            else:
+                done.append(ast.Import(names=[alias]))
+        return done
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.stmt]:
+        for alias in node.names:
+            self.check_binding(node, alias.asname or alias.name)
+        if node.module == "__future__":
+            return []
+        if node.module not in SHIMS or node.level or node.names[0].name == "*":
+            return [node]
+        return [
+            assign(
+                alias.asname or alias.name,
+                ast.Attribute(value=load(f"{node.module}@"), attr=alias.name, ctx=ast.Load()),
+            )
+            for alias in node.names
+        ]
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+        unpacks = [t for t in node.targets if isinstance(t, ast.Tuple | ast.List)]
+        if len(node.targets) == 1 and unpacks:
+            target = unpacks[0]
+            starred = [i for i, e in enumerate(target.elts) if isinstance(e, ast.Starred)]
+            value = self.visit(node.value)
+            if starred:
+                at = starred[0]
+                after = len(target.elts) - at - 1
+                value = call("spread", value, constant(at), constant(after))
+                element = target.elts[at]
+                assert isinstance(element, ast.Starred)
+                target.elts[at] = element.value
+            elif not isinstance(value, ast.Tuple):
+                value = call("unpack", value, constant(len(target.elts)))
+            node.value = value
+            node.targets = [self.visit(target)]
+            return node
+        self.generic_visit(node)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
+        node.value = self.visit(node.value)
+        target = node.target
+        before: list[ast.stmt] = []
+        # The interpreter evaluates the target twice.
+        if not isinstance(target, ast.Name) and any(
+            isinstance(n, ast.Call) for n in ast.walk(target)
+        ):
+            holder = self.hidden("target")
+            before.append(assign(holder, self.visit(target.value)))
+            target.value = load(holder)
+            if isinstance(target, ast.Subscript):
+                key = self.hidden("key")
+                before.append(assign(key, self.visit(target.slice)))
+                target.slice = load(key)
+        node.target = self.visit(target)
+        return [*before, node]
+
+    def visit_For(self, node: ast.For) -> list[ast.stmt]:
+        node.iter = self.visit(node.iter)
+        if isinstance(node.target, ast.Tuple | ast.List) and any(
+            isinstance(element, ast.Starred) for element in node.target.elts
+        ):
+            item = self.hidden("item")
+            node.body.insert(0, ast.Assign(targets=[node.target], value=load(item)))
+            node.target = ast.Name(id=item, ctx=ast.Store())
+        node.target = self.visit(node.target)
+        return self._loop(node)
+
+    def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        node.test = self.visit(node.test)
+        return self._loop(node)
+
+    def _loop(self, node: ast.For | ast.While) -> list[ast.stmt]:
+        flag = self.hidden("ended") if node.orelse else None
+        self.loops.append(flag)
+        node.body = self.block(node.body)
+        self.loops.pop()
+        if flag is None:
+            return [node]
+        orelse = ast.If(test=load(flag), body=self.block(node.orelse), orelse=[])
+        node.orelse = []
+        return [assign(flag, constant(True)), node, orelse]
+
+    def visit_Break(self, node: ast.Break) -> list[ast.stmt]:
+        flag = self.loops[-1] if self.loops else None
+        return [node] if flag is None else [assign(flag, constant(False)), node]
+
+    def visit_Try(self, node: ast.Try) -> ast.stmt:
+        node.body = self.block(node.body)
+        for handler in node.handlers:
+            self._handler(handler)
+        node.orelse = self.block(node.orelse)
+        node.finalbody = self.block(node.finalbody)
+        return node
+
+    def _handler(self, node: ast.ExceptHandler) -> None:
+        if node.name:
+            self.check_binding(node, node.name)
+        kind = load("BaseException") if node.type is None else self.visit(node.type)
+        node.type = call("handles", kind)
+        caught = self.hidden("caught")
+        before: list[ast.stmt] = [assign(caught, call("caught", load(caught)))]
+        given = node.name
+        if given:
+            before.append(assign(given, load(caught)))
+        node.name = caught
+        self.caught.append(caught)
+        node.body = [*before, *self.block(node.body), *(forget(given) if given else [])]
+        self.caught.pop()
+
+    def visit_Raise(self, node: ast.Raise) -> ast.stmt:
+        self.generic_visit(node)
+        if node.exc is None and self.caught:
+            node.exc = load(self.caught[-1])
+        if node.exc is not None:
+            node.exc = call("raising", node.exc)
+        return node
+
+    def visit_With(self, node: ast.With) -> ast.stmt:
+        for inner in _leaves(node.body):
+            raise RefusedError(
+                inner, "leaving a `with` block by return, break or continue: end the block first"
+            )
+        self.generic_visit(node)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.stmt:
+        node.test = self.visit(node.test)
+        node.body = self.block(node.body)
+        node.orelse = self.block(node.orelse)
+        return node
+
+
+def _leaves(body: Iterable[ast.AST], *, in_loop: bool = False) -> Iterator[ast.AST]:
+    """Find the statements that leave a block."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Return) or (
+            isinstance(node, ast.Break | ast.Continue) and not in_loop
+        ):
+            yield node
+        looping = in_loop or isinstance(node, ast.For | ast.While)
+        yield from _leaves(ast.iter_child_nodes(node), in_loop=looping)
