@@ -86,6 +86,7 @@ class ScriptedServer:
         self.creating = 0
         self.most_creating = 0
         self.create_delay_s = 0.0
+        self.stopped = False
         self.lock = threading.Lock()
         self.base = Path(tempfile.mkdtemp(prefix="scripted-"))
         server = self
@@ -117,12 +118,17 @@ class ScriptedServer:
     def bodies(self, method: str, path: str) -> list[Any]:
         return [b for m, p, _, b in self.requests if m == method and re.fullmatch(path, p)]
 
+    def stop(self) -> None:
+        """The server goes, and every connection with it."""
+        self.stopped = True
+        self.http.shutdown()
+        self.http.server_close()
+
     def close(self) -> None:
         self.released.set()
         for sandbox_id in list(self.sandboxes):
             self.kill_sandbox(sandbox_id)
-        self.http.shutdown()
-        self.http.server_close()
+        self.stop()
         shutil.rmtree(self.base, ignore_errors=True)
 
 
@@ -170,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.app.released.wait(30)
             self.close_connection = True
             return
-        if fault is not None and fault.act == "drop":
+        if self.app.stopped or (fault is not None and fault.act == "drop"):
             self.drop()
             return
         if fault is not None and fault.act == "answer":

@@ -101,8 +101,7 @@ def _wait_and_kill(server, sandbox_id):
 
 
 def test_a_server_that_is_down_loses_its_sandboxes(server, env):
-    server.http.shutdown()
-    server.http.server_close()
+    server.stop()
     assert_lost(env, env.step("run_command", {"command": "true"}))
     env.close()
 
@@ -147,11 +146,6 @@ def test_a_paused_sandbox_that_cannot_be_resumed_is_lost(server, env):
 
 
 def test_a_connection_that_breaks_keeps_the_output_and_the_episode(server, env):
-    pid = "kill -9 $PPID"
-    del pid
-    sandbox = server.sandboxes[env.sandbox_id]
-    begun = threading.Event()
-    server.on_request = lambda method, path: begun.set() if (method, path) == START else None
     original = server.http.RequestHandlerClass.run
 
     def breaking(handler, sandbox, body):
@@ -170,7 +164,6 @@ def test_a_connection_that_breaks_keeps_the_output_and_the_episode(server, env):
     result = env.step("run_command", {"command": "echo half; sleep 5"})
     assert (result.done, result.info["error_kind"], result.info["retryable"]) == (False, "env", True)
     assert result.observation.startswith("half\nError: the connection to sandbox")
-    assert sandbox.id == env.sandbox_id
     assert env.step("run_command", {"command": "echo on"}).observation == "on"
 
 
@@ -212,8 +205,7 @@ def test_a_handler_that_swallows_the_loss_does_not_hide_it(server, env):
             return "all is well"
 
     env.register_tool({"type": "function", "function": {"name": "t"}}, swallow)
-    assert env.step("t", {}).observation == "all is well" or True
-    env.step("run_command", {"command": "true"})
+    assert env.step("t", {}).error is None
     server.kill_sandbox(env.sandbox_id)
     assert_lost(env, env.step("t", {}))
 

@@ -220,17 +220,17 @@ class SandboxPool:
                 lease = start_sandbox(shelf.spec)
         except Exception as error:
             logger.warning("a warm sandbox could not be started: %s", error)
-        unwanted = lease
         with self._lock:
-            shelf.starting -= 1
-            if lease is None:
-                self._stats.failures += 0 if self._closed else 1
-            elif not self._closed and shelf in self._shelves.values():
+            wanted = not self._closed and shelf in self._shelves.values()
+            if lease is not None and wanted:
                 shelf.ready.append((time.monotonic(), lease))
-                unwanted = None
+            elif lease is None and wanted:
+                self._stats.failures += 1
+        if lease is not None and not wanted:
+            lease.kill()
+        with self._lock:  # only now, for `close` waits until none is left
+            shelf.starting -= 1
             self._lock.notify_all()
-        if unwanted is not None:
-            unwanted.kill()
 
     def _check_open(self) -> None:
         if self._closed:
