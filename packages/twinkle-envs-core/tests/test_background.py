@@ -100,9 +100,7 @@ def test_all_callers_share_one_loop_and_one_thread() -> None:
         return asyncio.get_running_loop(), threading.get_ident()
 
     places: list[Any] = []
-    callers = [
-        threading.Thread(target=lambda: places.append(run_sync(where()))) for _ in range(64)
-    ]
+    callers = [threading.Thread(target=lambda: places.append(run_sync(where()))) for _ in range(64)]
     for thread in callers:
         thread.start()
     for thread in callers:

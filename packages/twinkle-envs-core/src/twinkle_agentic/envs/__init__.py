@@ -1,7 +1,7 @@
 """Execution environments for agentic reinforcement learning.
 
-Core owns this package; every other `twinkle-envs-*` distribution adds one sub-package to it. The names
-below are imported on first use, so importing the package pulls in no client library.
+Core owns this package; every other `twinkle-envs-*` distribution adds one sub-package to it. The
+names below are imported on first use, so importing the package pulls in no client library.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ TwinkleEnvError                        kind, retryable
     └── WorkerLostError                the process that held the slot died
 ```
 
-Infrastructure fails with one of these; what the agent's own action did wrong is an observation. Each also
-is the standard-library type it refines, and each pickles.
+Infrastructure fails with one of these; what the agent's own action did wrong is an observation.
+Each also is the standard-library type it refines, and each pickles.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ _MAX_GRID_SIDE = 64
 _MAX_CELL_CHARS = 12
 
 
-def render_fields(fields: Mapping[str, Any], *, skip: Collection[str] = (), hint: str = "") -> str:
+def render_fields(
+    fields: Mapping[str, Any], *, skip: Collection[str] = (), hint: str = "", name_all: bool = False
+) -> str:
     """Render the fields of an observation, one `name: value` a line.
 
     A single text field is the text itself. Empty fields (`None`, empty text, list or object) are left out.
@@ -39,6 +41,7 @@ def render_fields(fields: Mapping[str, Any], *, skip: Collection[str] = (), hint
         fields: JSON values and what `to_jsonable` takes.
         skip: Names to leave out.
         hint: Added where an array was summarised: what to do to see it.
+        name_all: Name a single text field too.
     """
     shown: dict[str, Any] = {}
     for name, raw in fields.items():
@@ -47,7 +50,7 @@ def render_fields(fields: Mapping[str, Any], *, skip: Collection[str] = (), hint
         value = to_jsonable(raw)
         if value is not None and value != "" and value != [] and value != {}:
             shown[str(name)] = value
-    if len(shown) == 1:
+    if len(shown) == 1 and not name_all:
         only = next(iter(shown.values()))
         if isinstance(only, str):
             return clean_text(only)

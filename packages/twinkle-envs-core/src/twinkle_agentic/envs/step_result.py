@@ -1,0 +1,197 @@
+"""The result of a step, and what turns anybody's result into one."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from twinkle_agentic.envs.errors import ErrorKind, TwinkleEnvError
+from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools.text import clean_text, to_text
+
+__all__ = ["StepResult", "as_step_result"]
+
+
+@dataclass
+class StepResult:
+    """What the environment answered to a reset or a step.
+
+    Attributes:
+        observation: Text the model sees next.
+        reward: Of this step, in the environment's own unit; 0.0 with `info["reward_missing"]` where
+            the environment gave none.
+        done: The episode is over: terminated, truncated or lost; `info` says which.
+        info: Anything else. Keys with a fixed meaning: `episode_reward` (float, the return so far),
+            `error` (non-empty text: this step failed and its reward means nothing), `error_kind`
+            (an `ErrorKind` value), `retryable` (bool), `reward_missing` (bool), `metadata` (dict).
+    """
+
+    observation: str = ""
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def error(self) -> str | None:
+        """The error text of a failed step, `None` of one that worked."""
+        return self.info.get("error") or None
+
+    @classmethod
+    def failed(
+        cls,
+        error: BaseException | str,
+        *,
+        kind: ErrorKind | str | None = None,
+        done: bool = True,
+        retryable: bool | None = None,
+        observation: str | None = None,
+        **info: Any,
+    ) -> StepResult:
+        """Make the result of a step that failed.
+
+        Args:
+            error: The exception, or the text.
+            kind: The class of the failure; by default the exception's own `kind`, else `env`.
+            done: True where the episode is gone, False where it goes on.
+            retryable: Whether a new episode may well succeed; by default the exception's own.
+            observation: What the model sees; by default `Error: <text>`.
+            **info: Further keys of `info`.
+        """
+        if isinstance(error, TwinkleEnvError):
+            kind = error.kind if kind is None else kind
+            retryable = error.retryable if retryable is None else retryable
+        text = _error_text(error)
+        return cls(
+            observation=f"Error: {text}" if observation is None else observation,
+            reward=0.0,
+            done=bool(done),
+            info={
+                "error": text,
+                "error_kind": str(ErrorKind.ENV if kind is None else kind),
+                "retryable": bool(retryable),
+                **info,
+            },
+        )
+
+    @classmethod
+    def scored(
+        cls,
+        observation: str,
+        reward: Any,
+        *,
+        done: bool = False,
+        info: dict[str, Any] | None = None,
+    ) -> StepResult:
+        """Make a result from a reward of any origin, so that no wrong number passes as one.
+
+        Args:
+            observation: Text the model sees next.
+            reward: A number (numpy scalars, decimals and booleans too); `None` becomes 0.0 with
+                `info["reward_missing"]`. NaN, infinities, text that looks like a number and
+                everything else make the step a failed one (`error_kind` `env`), still with the
+                observation.
+            done: The episode is over.
+            info: Further keys; an `error` among them is kept.
+        """
+        details = dict(info or {})
+        if reward is None:
+            return cls(observation, 0.0, bool(done), {**details, "reward_missing": True})
+        number = _finite_number(reward)
+        if number is None:
+            return cls(observation, 0.0, bool(done), _bad_number("reward", reward, details))
+        return cls(observation, number, bool(done), details)
+
+
+def as_step_result(value: Any) -> StepResult:
+    """Put right what somebody's env returned from `reset` or `step`.
+
+    Args:
+        value: A `StepResult`, or another framework's object with the same attributes.
+
+    Returns:
+        `value` itself where it is sound. Else a `StepResult` whose observation is text, whose
+        reward is a finite number (`StepResult.scored`), and whose `info["episode_reward"]` is one
+        or absent. What is no result at all is a failed step that ends the episode.
+    """
+    if not isinstance(value, StepResult):
+        if isinstance(value, type) or not hasattr(value, "observation"):
+            return _no_result(value)
+    elif (
+        type(value.observation) is str
+        and type(value.reward) is float
+        and math.isfinite(value.reward)
+        and type(value.done) is bool
+        and type(value.info) is dict
+        and type(value.info.get("episode_reward", 0.0)) is float
+        and math.isfinite(value.info.get("episode_reward", 0.0))
+        and clean_text(value.observation) is value.observation
+    ):
+        return value
+    given: Any = getattr(value, "info", None)
+    info = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
+    if "episode_reward" in info:
+        episode_reward = info.pop("episode_reward")
+        number = _finite_number(episode_reward)
+        if number is not None:
+            info["episode_reward"] = number
+        elif episode_reward is not None:
+            info = _bad_number("episode_reward", episode_reward, info)
+    return StepResult.scored(
+        to_text(value.observation, max_chars=None),
+        getattr(value, "reward", None),
+        done=_truth(getattr(value, "done", False)),
+        info=info,
+    )
+
+
+def _finite_number(value: Any) -> float | None:
+    """Return a number of any origin as a float; `None` for what is no finite number."""
+    # Text and bytes are never numbers, though float() reads them; neither are arrays of one number.
+    if isinstance(value, (str, bytes, bytearray, memoryview)) or getattr(value, "shape", ()) != ():
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _bad_number(name: str, value: object, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Say in `info` that a number is none, unless it tells of an error already."""
+    if info.get("error"):
+        return dict(info)
+    text = clean_text(to_text(repr(value), max_chars=200))
+    return {
+        **info,
+        "error": f"the environment gave the {name} {text}, which is not a finite number",
+        "error_kind": str(ErrorKind.ENV),
+        "retryable": False,
+    }
+
+
+def _no_result(value: Any) -> StepResult:
+    hint = ""
+    if inspect.iscoroutine(value):
+        value.close()
+        hint = ": override astep or areset for a coroutine"
+    text = to_text(repr(value), max_chars=200)
+    return StepResult.failed(f"the environment returned {text}, which is no StepResult{hint}")
+
+
+def _truth(value: Any) -> bool:
+    try:
+        return bool(value)
+    except (TypeError, ValueError):  # an array of several
+        return True
+
+
+def _error_text(error: BaseException | str) -> str:
+    if isinstance(error, str):
+        return to_text(error) or "unknown error"
+    text = to_text(error)
+    if isinstance(error, TwinkleEnvError):
+        return text or type(error).__name__
+    return to_text(describe_error(error)) if text else type(error).__name__
