@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import time
@@ -57,6 +58,23 @@ def openenv_ports() -> Iterator[dict[str, int]]:
 
 
 @pytest.fixture
+def word_game_package(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make the word game of the cookbook importable."""
+    if importlib.util.find_spec("openenv") is None:
+        pytest.skip("openenv is not installed: it comes with the embedded extra")
+    monkeypatch.syspath_prepend(
+        str(Path(__file__).resolve().parents[3] / "cookbook" / "rl" / "envs")
+    )
+    return "word_game_env"
+
+
+@pytest.fixture
+def start_rude_server() -> Callable[..., Any]:
+    """Start a rude server of one's own, to kill it."""
+    return running
+
+
+@pytest.fixture
 def start_servers() -> Callable[..., Any]:
     """Start servers of one's own, to kill them."""
     if importlib.util.find_spec("openenv") is None:
@@ -67,7 +85,7 @@ def start_servers() -> Callable[..., Any]:
 @pytest.fixture
 def rude_url(rude_ports: dict[str, int], request: pytest.FixtureRequest) -> Callable[[str], str]:
     """Make the URL of a behaviour; each test has its own key."""
-    key = request.node.name.replace("/", "_").replace("[", "_").replace("]", "_")
+    key = re.sub(r"\W", "_", request.node.name)
     return lambda behaviour: f"http://127.0.0.1:{rude_ports['rude']}/{behaviour}/{key}"
 
 
@@ -76,7 +94,7 @@ def rude_stats(
     rude_ports: dict[str, int], request: pytest.FixtureRequest
 ) -> Callable[[], dict[str, Any]]:
     """Ask the rude server about the sessions of this test."""
-    key = request.node.name.replace("/", "_").replace("[", "_").replace("]", "_")
+    key = re.sub(r"\W", "_", request.node.name)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def stats() -> dict[str, Any]:

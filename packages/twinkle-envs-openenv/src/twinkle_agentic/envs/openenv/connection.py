@@ -5,7 +5,6 @@ It holds no reference to the client. The coroutines run on the background loop.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +12,9 @@ from typing import Any, cast
 
 from twinkle_agentic.envs.errors import EnvError, SessionClosedError, TwinkleEnvError
 from twinkle_agentic.envs.openenv.bindings import Binding, TypedBinding, WireBinding
-from twinkle_agentic.envs.openenv.discovery import action_class_of_client, find_client_classes
+from twinkle_agentic.envs.openenv.client_classes import resolve_client_class
 from twinkle_agentic.envs.openenv.errors import ServerError
-from twinkle_agentic.envs.openenv.importing import is_importable, load_object
+from twinkle_agentic.envs.openenv.importing import load_object
 from twinkle_agentic.envs.openenv.link import LinkSettings
 from twinkle_agentic.envs.openenv.protocol import MessageType, encode, rpc_result
 from twinkle_agentic.envs.openenv.server_schema import fetch_action_schema
@@ -30,8 +29,6 @@ from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["Begun", "ServerConnection"]
-
-logger = logging.getLogger(__name__)
 
 _LIST_TOOLS_RPC: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 _LIST_TOOLS_STEP: dict[str, Any] = {"type": "list_tools"}
@@ -172,44 +169,26 @@ class ServerConnection:
     async def _bind(self) -> None:
         if self._binding is not None:
             return
-        binding: Binding | None = await run_blocking(
-            self._typed_binding
-        )  # imports OpenEnv: seconds, once
-        if binding is None:
+        found = await resolve_client_class(self._env_name, self._env_cls)
+        action_cls: Any = self._action_cls
+        if isinstance(action_cls, str):
+            action_cls = await run_blocking(load_object, action_cls, argument="action_cls")
+        if found.client_cls is None:
+            self.binding_note = found.note
             self._schema = await fetch_action_schema(self._settings)
-            action_cls = await run_blocking(load_object, self._action_cls, argument="action_cls")
-            binding = WireBinding(self._schema, action_cls)
-        self._binding = binding
-
-    def _typed_binding(self) -> Binding | None:
-        if self._env_cls is not None:
-            client_cls = load_object(self._env_cls, argument="env_cls")
-            found: Any = None
-        else:
-            name = cast("str", self._env_name)
-            if not is_importable(name) or not is_importable("openenv"):
-                missing = name if not is_importable(name) else "openenv"
-                self.binding_note = f"{missing} is not installed here: plain dicts are used"
-                return None
-            try:
-                classes = find_client_classes(name)
-            except Exception as error:  # the package is there, but not fit for this machine
-                self.binding_note = f"{name} is installed, but plain dicts are used: {error}"
-                logger.warning("%s", self.binding_note)
-                return None
-            client_cls, found = classes.client_cls, classes.action_cls
-        for method in ("_step_payload", "_parse_result"):
-            if not callable(getattr(client_cls, method, None)):
-                raise TypeError(
-                    f"env_cls must be an OpenEnv client class, found {client_cls!r}, which has no {method}: "
-                    "an Environment class is for OpenEnv(env_cls=...)"
-                )
-        action_cls = load_object(self._action_cls, argument="action_cls")
+            self._binding = WireBinding(self._schema, action_cls)
+            return
         if action_cls is None:
-            action_cls = found or action_class_of_client(client_cls)
-        client = client_cls(**self._client_arguments)
+            action_cls = found.action_cls
+        try:
+            client = found.client_cls(**self._client_arguments)
+        except Exception as error:
+            raise ValueError(
+                f"{found.client_cls.__name__} cannot be made with client_kwargs: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         self._schema = _schema_of(action_cls)
-        return TypedBinding(client, action_cls)
+        self._binding = TypedBinding(client, action_cls)
 
     async def _offer_tools(self, session: Session, *, may_step: bool) -> None:
         if self.binding.takes_mcp_calls:

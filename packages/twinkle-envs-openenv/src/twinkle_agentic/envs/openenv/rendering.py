@@ -26,12 +26,12 @@ _HIDDEN = frozenset({"metadata", "reward", "done"})
 _PROGRAM = frozenset({"stdout", "stderr", "exit_code"})
 
 # Frames of the interpreters that coding environments run inside the server.
-_SERVER_LINK_LINE = re.compile(r"\n *For further information visit \S+")  # pydantic's; of no use to a model
-_FRAME = re.compile(
+_SERVER_FRAME = re.compile(
     r'^\s*File "[^"]*(?:smolagents|python_executor|local_python_executor)[^"]*"'
 )
-_LINK_LINE = re.compile(r"\n *For further information visit \S+")  # pydantic's; of no use to a model
 _FRAME = re.compile(r'^\s*File "')
+# The last line of pydantic's errors; of no use to a model.
+_LINK_LINE = re.compile(r"\n *For further information visit \S+")
 
 
 def observation_fields(observation: Any) -> dict[str, Any] | None:
@@ -118,11 +118,8 @@ def _mcp_content(result: Mapping[str, Any]) -> str:
     structured = result.get("structured_content")
     if structured is not None:
         return to_text(to_jsonable(structured), max_chars=None)
-    return (
-        ""
-        if result.keys() & {"content", "data"}
-        else to_text(to_jsonable(dict(result)), max_chars=None)
-    )
+    known = {"content", "data", "structured_content", "is_error", "meta"}
+    return to_text(to_jsonable(dict(result)), max_chars=None) if result.keys() - known else ""
 
 
 def _render_program(fields: Mapping[str, Any], *, extras: bool = True) -> str:
@@ -136,12 +133,7 @@ def _render_program(fields: Mapping[str, Any], *, extras: bool = True) -> str:
     )
     if not extras:
         return text
-    rest = {name: value for name, value in fields.items() if name not in _PROGRAM | _HIDDEN}
-    more = "\n".join(
-        f"{name}: {to_text(to_jsonable(value), max_chars=None)}"
-        for name, value in rest.items()
-        if value is not None and value != "" and value != [] and value != {} and name != "exception"
-    )
+    more = render_fields(fields, skip={*_PROGRAM, *_HIDDEN, "exception"}, hint=_HINT, name_all=True)
     return "\n".join(part for part in (text, more) if part)
 
 

@@ -1,0 +1,80 @@
+"""Which client class a connection uses: looked for once per process, in one thread, however many clients ask.
+
+Coroutines of the background loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from twinkle_agentic.envs.openenv.discovery import action_class_of_client, find_client_classes
+from twinkle_agentic.envs.openenv.importing import is_importable, load_object
+from twinkle_agentic.tools.threads import run_blocking
+
+__all__ = ["Resolved", "resolve_client_class"]
+
+logger = logging.getLogger(__name__)
+
+_Key = tuple[str | None, Any]
+_resolved: dict[_Key, asyncio.Task[Resolved]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What was found.
+
+    Attributes:
+        client_cls: The class; `None` where plain dicts are to be used.
+        action_cls: The Action it is declared for, if it is.
+        note: Why plain dicts are used.
+    """
+
+    client_cls: Any = None
+    action_cls: Any = None
+    note: str = ""
+
+
+async def resolve_client_class(env_name: str | None, env_cls: Any) -> Resolved:
+    """Find the client class of a package, or load the one that was named.
+
+    Raises:
+        ImportError: `env_cls` names nothing that can be imported.
+        TypeError: It is no client class.
+    """
+    if env_name is not None:
+        missing = [name for name in (env_name, "openenv") if not is_importable(name)]
+        if missing:
+            return Resolved(note=f"{missing[0]} is not installed here: plain dicts are used")
+    key: _Key = (env_name, env_cls)
+    task = _resolved.get(key)
+    if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        # OpenEnv takes seconds to import.
+        task = _resolved[key] = asyncio.ensure_future(run_blocking(_find, env_name, env_cls))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
+
+
+def _find(env_name: str | None, env_cls: Any) -> Resolved:
+    if env_name is not None:
+        try:
+            found = find_client_classes(env_name)
+        except Exception as error:  # the package is there, but not fit for this machine
+            note = f"{env_name} is installed, but plain dicts are used: {error}"
+            logger.warning("%s", note)
+            return Resolved(note=note)
+        return Resolved(client_cls=found.client_cls, action_cls=found.action_cls)
+    client_cls = load_object(env_cls, argument="env_cls")
+    for method in ("_step_payload", "_parse_result"):
+        if not callable(getattr(client_cls, method, None)):
+            raise TypeError(
+                f"env_cls must be an OpenEnv client class, found {client_cls!r}, which has no {method}: "
+                "an Environment class is for OpenEnv(env_cls=...)"
+            )
+    return Resolved(client_cls=client_cls, action_cls=action_class_of_client(client_cls))
+
+
+os.register_at_fork(after_in_child=_resolved.clear)

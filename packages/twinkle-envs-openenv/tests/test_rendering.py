@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation
+
+SERVER_TRACEBACK = """Traceback (most recent call last):
+  File "/app/coding_env/server/python_executor.py", line 80, in run
+    result = self._executor(code)
+  File "/venv/lib/python3.11/site-packages/smolagents/local_python_executor.py", line 1743, in __call__
+    output, is_final_answer = evaluate_python_code(
+                              ^^^^^^^^^^^^^^^^^^^^^
+smolagents.local_python_executor.InterpreterError: ZeroDivisionError: division by zero
+"""
+
+
+def tool_result(**result: Any) -> dict[str, Any]:
+    return {"tool_name": "t", "result": result or None, "error": None, "metadata": {}}
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        (None, ""),
+        ("as it is", "as it is"),
+        ({}, ""),
+        ({"stdout": "2\n", "stderr": "", "exit_code": 0, "metadata": {"last_code": "x"}}, "2"),
+        ({"stdout": "a\n\n", "stderr": "bad\n", "exit_code": 1}, "a\n[stderr]\nbad\n[exit code: 1]"),
+        ({"stdout": "  indented\n"}, "  indented"),
+        (
+            {"stdout": "", "stderr": "", "exit_code": 0, "tests_passed": 3, "code_compiles": True},
+            "tests_passed: 3\ncode_compiles: true",
+        ),
+        (
+            {"result": {"stdout": "5\n", "stderr": "", "exception": None}, "iteration": 2},
+            "5",
+        ),
+        (
+            {"result": {"stdout": "", "stderr": "", "exception": "NameError: x"}},
+            "[stderr]\nNameError: x",
+        ),
+        (tool_result(content=[{"type": "text", "text": "raw"}], data="value"), "value"),
+        (tool_result(content=[{"type": "text", "text": "a"}, {"type": "image"}]), "a\n[image]"),
+        (tool_result(data={"k": [1, "é"]}), '{"k": [1, "é"]}'),
+        (tool_result(content=[], structured_content={"a": 1}), '{"a": 1}'),
+        (tool_result(), ""),
+        (
+            {"tool_name": "t", "result": None, "error": {"error_type": "x", "message": "no"}},
+            "Error: no",
+        ),
+        ({"text": "all of it", "board": [[1, 2], [3, 4]]}, "all of it"),
+        ({"question": "How many legs?", "score": None}, "How many legs?"),
+        ({"x": 1, "y": 2, "message": "moved", "reward": 1.0, "done": False}, "x: 1\ny: 2\nmessage: moved"),
+        (
+            {"fen": "8/8 w", "legal_moves": ["e2e4", "g1f3"], "is_check": False},
+            "fen: 8/8 w\nlegal_moves: e2e4, g1f3\nis_check: false",
+        ),
+        (
+            {"board": [[0, 1], [-1, 0]], "legal_actions": [0, 1]},
+            "board:\n 0  1\n-1  0\nlegal_actions: [0, 1]",
+        ),
+        ({"grid": [0, 1, 2, 3, 4, 5], "width": 3, "height": 2}, "grid:\n0 1 2\n3 4 5\nwidth: 3\nheight: 2"),
+        ({"rows": ["ab", "cd\nef"]}, "rows:\nab\ncd\nef"),
+    ],
+)  # fmt: skip
+def test_render(observation: Any, text: str) -> None:
+    assert render_observation(observation) == text
+
+
+def test_traceback_through_the_server_is_cut_to_what_the_program_did() -> None:
+    text = render_observation({"stdout": "", "stderr": SERVER_TRACEBACK, "exit_code": 1})
+    assert text == (
+        "[stderr]\nsmolagents.local_python_executor.InterpreterError: "
+        "ZeroDivisionError: division by zero\n[exit code: 1]"
+    )
+
+
+def test_traceback_of_the_program_itself_is_kept() -> None:
+    own = 'Traceback (most recent call last):\n  File "main.py", line 1, in <module>\nKeyError: 1'
+    assert own in render_observation({"stdout": "", "stderr": own, "exit_code": 1})
+    mixed = SERVER_TRACEBACK + own
+    assert "python_executor.py" in render_observation({"stdout": "", "stderr": mixed})
+
+
+@pytest.mark.parametrize(
+    ("array", "size"),
+    [
+        ([0.5] * 100_800, "100800"),
+        ([[[0.1, 0.2]] * 20] * 20, "20 x 20 x 2"),
+        ([[0] * 100] * 100, "100 x 100"),
+    ],
+)
+def test_long_arrays_are_summarised_with_a_way_out(array: list[Any], size: str) -> None:
+    text = render_observation({"screen": array, "lives": 3})
+    assert f"[{size} numbers not shown; pass observation_renderer=" in text
+    assert "lives: 3" in text
+    assert len(text) < 200
+    assert "numbers not shown" in render_observation({"state": {"screen": array}, "lives": 3})
+
+
+def test_metadata_never_shows() -> None:
+    shown = render_observation({"fen": "x", "turn": "w", "metadata": {"evaluation": 3.5}})
+    assert "3.5" not in shown and "metadata" not in shown
+
+
+def test_chat_shows_the_prompt_first_and_only_new_messages_later() -> None:
+    message = {"sender_id": -1, "content": "Guess a word.", "category": "PROMPT"}
+    fields = {"prompt": "You play Wordle.", "messages": [message], "legal_players": [0]}
+    assert render_observation(fields, first=True) == "You play Wordle.\nGuess a word."
+    later = {**fields, "prompt": "Wordle-v0"}
+    assert render_observation(later) == "Guess a word."
+
+
+def test_first_observation_of_an_interpreter_tells_what_there_is() -> None:
+    fields = {
+        "result": {"stdout": "", "stderr": "", "exception": None},
+        "context_preview": "The text...",
+        "iteration": 0,
+    }
+    assert render_observation(fields, first=True) == "context_preview: The text...\niteration: 0"
+    assert render_observation(fields) == ""
+
+
+def test_objects_with_fields_are_rendered_as_mappings() -> None:
+    @dataclass
+    class Seen:
+        text: str = "hello"
+
+    assert render_observation(Seen()) == "hello"
+
+
+def test_lone_surrogates_and_infinities_are_made_readable() -> None:
+    assert render_observation({"a": "\ud800", "b": float("inf")}) == "a: �\nb: Infinity"
+
+
+@pytest.mark.parametrize(
+    ("observation", "error"),
+    [
+        (None, None),
+        ({"text": "x"}, None),
+        (tool_result(data=1), None),
+        ({"tool_name": "t", "result": None, "error": "plain"}, "plain"),
+        ({"tool_name": "t", "result": None, "error": {"error_type": "timeout"}}, "timeout"),
+        (tool_result(is_error=True, content=[{"type": "text", "text": "bad"}]), "bad"),
+        (tool_result(is_error=True), "the tool failed"),
+        (
+            {"tool_name": "t", "result": None, "error": {"message": "bad\n  For further information visit https://errors.pydantic.dev/2/v/x"}},
+            "bad",
+        ),
+    ],
+)  # fmt: skip
+def test_mcp_error(observation: Any, error: str | None) -> None:
+    assert mcp_error(observation) == error
