@@ -3,9 +3,9 @@
     python cookbook/rl/agents/fix_tests.py
 
 starts the local sandbox server, and A SCRIPTED POLICY PLAYS THE MODEL: it reads the code, runs the
-tests, writes a prepared patch and runs them again; some of its patches are wrong on purpose, so that
-both rewards occur. Give `--base-url` (and `--model`) for a model of your own, and `--api-url` for an
-AgentENV server; its template needs bash and Python 3, nothing else.
+tests, writes a prepared patch and runs them again; some of its patches are wrong on purpose, so
+that both rewards occur. Give `--base-url` (and `--model`) for a model of your own, and `--api-url`
+for an AgentENV server; its template needs bash and Python 3, nothing else.
 
 Needs: pip install twinkle-rollout twinkle-envs-agentenv twinkle-sandbox-server
 """
@@ -18,7 +18,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from twinkle_agentic.envs import AgentEnv, StepResult
@@ -26,7 +26,7 @@ from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.openai import OpenAI
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
 from twinkle_agentic.rollout.cli.servers import ServerProcess
-from twinkle_agentic.tools.types import Message, Trajectory, user_data_dict
+from twinkle_agentic.tools.types import Message, ToolInfo, Trajectory, user_data_dict
 
 # One entry per kind of task: the broken module, its tests, and the patches of the scripted policy.
 TASKS: dict[str, dict[str, str]] = {
@@ -76,7 +76,9 @@ TASKS: dict[str, dict[str, str]] = {
     },
 }
 
-RUN_TESTS = {
+TICKET = re.compile(r"Ticket (\d+).*?project/(\w+)\.py", re.DOTALL)
+
+RUN_TESTS: ToolInfo = {
     "type": "function",
     "function": {
         "name": "run_tests",
@@ -94,9 +96,7 @@ class FixTestsEnv(AgentEnv):
     """A project with one broken module; the reward is whether its own tests pass in the end."""
 
     def __init__(self, task: str, **arguments: Any) -> None:
-        super().__init__(
-            metadata={"task": task}, setup_commands=["mkdir -p ~/project"], **arguments
-        )
+        super().__init__(metadata={"task": task}, **arguments)
         self.task = task
         self.register_command_tool(RUN_TESTS, TEST_COMMAND)
 
@@ -128,10 +128,8 @@ class ScriptedPolicy(API):
     """Not a model: prepared moves, every fourth episode with a patch that is wrong."""
 
     def __call__(self, trajectory: Trajectory, sampling_params: Any, **kwargs: Any) -> Message:
-        messages = trajectory["messages"]
-        seen = re.search(
-            r"Ticket (\d+).*?project/(\w+)\.py", str(messages[0]["content"]), re.DOTALL
-        )
+        messages: list[Any] = list(trajectory.get("messages", []))
+        seen = TICKET.search(str(messages[0]["content"]))
         assert seen is not None
         turn = sum(message["role"] == "assistant" for message in messages)
         ticket, task = int(seen[1]), seen[2]
@@ -154,10 +152,10 @@ class ScriptedPolicy(API):
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def rollout(api: API, api_url: str, episodes: int, template: str) -> list[dict[str, Any]]:
+def rollout(api: API, api_url: str, episodes: int, template: str) -> list[Any]:
     """Run the episodes, all at once, and return the scored trajectories."""
     names = list(TASKS)
-    trajectories = [
+    trajectories: list[Any] = [
         {
             "messages": [
                 {
@@ -183,11 +181,11 @@ def rollout(api: API, api_url: str, episodes: int, template: str) -> list[dict[s
         max_turns=10,
         deadline_s=300,
     )
-    return run(trajectories)
+    return list(run(trajectories))
 
 
 @contextlib.contextmanager
-def sandbox_server(api_url: str | None) -> Iterator[str]:
+def sandbox_server(api_url: str | None) -> Generator[str, None, None]:
     """Give the address of a sandbox server, started here unless there is one."""
     if api_url:
         yield api_url
