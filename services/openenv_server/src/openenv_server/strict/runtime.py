@@ -122,7 +122,7 @@ def _raising(value: Any) -> Any:
         value = cast("Any", value)()
     if isinstance(value, BaseException) and not isinstance(value, Exception):
         return CarriedError(value)
-    return value
+    return cast("Any", value)
 
 
 def _print(
