@@ -1,0 +1,357 @@
+"""`AgentEnv` against the local sandbox server: real processes, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from e2b import Sandbox, SandboxQuery
+
+from twinkle_agentic.envs import AgentEnv, SandboxPool
+from twinkle_agentic.envs.agentenv import SandboxRefusedError
+from twinkle_agentic.envs.agentenv.sweep import sweep
+from twinkle_agentic.envs.errors import SandboxUnavailableError
+from twinkle_agentic.rollout.cli.servers import ServerProcess
+
+pytestmark = pytest.mark.integration
+
+EnvMaker = Callable[..., AgentEnv]
+
+
+def ids(url: str, key: str = "any", **labels: str) -> list[str]:
+    pages = Sandbox.list(
+        query=SandboxQuery(metadata=labels) if labels else None, api_url=url, api_key=key
+    )
+    found: list[str] = []
+    while pages.has_next:
+        found += [info.sandbox_id for info in pages.next_items()]
+    return found
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def make_env(sandbox_server: ServerProcess) -> Iterator[EnvMaker]:
+    made: list[AgentEnv] = []
+
+    def make(**arguments: Any) -> AgentEnv:
+        made.append(AgentEnv(**{"template": "base", "api_url": sandbox_server.url, **arguments}))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def server_process(*options: str) -> ServerProcess:
+    return ServerProcess(
+        "sandbox server",
+        lambda port: [sys.executable, "-m", "sandbox_server", "--port", str(port), *options],
+    )
+
+
+def test_two_servers_with_two_keys_in_one_process() -> None:
+    with server_process("--api-key", "key-1") as one, server_process("--api-key", "key-2") as two:
+        one.wait_ready(60)
+        two.wait_ready(60)
+        envs = [
+            AgentEnv(template="base", api_url=one.url, api_key="key-1"),
+            AgentEnv(template="base", api_url=two.url, api_key="key-2"),
+        ]
+        for env in envs:
+            env.reset()
+        for env, server, key in zip(envs, (one, two), ("key-1", "key-2"), strict=True):
+            assert env.step("run_command", {"command": "echo here"}).observation == "here"
+            assert ids(server.url, key) == [env.sandbox_id]
+        wrong = AgentEnv(template="base", api_url=one.url, api_key="key-2")
+        with pytest.raises(SandboxRefusedError, match="E2B_API_KEY"):
+            wrong.reset()
+        for env in envs:
+            env.close()
+        assert ids(one.url, "key-1") == ids(two.url, "key-2") == []
+
+
+def test_a_timed_out_command_ends_with_everything_it_started(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    run = env.exec("echo begun; (sleep 61 & setsid sleep 62 & wait); echo never", timeout_s=1)
+    assert (run.timed_out, run.exit_code, run.stdout) == (True, None, "begun\n")
+    left = env.exec("for d in /proc/[0-9]*; do tr '\\0' ' ' < $d/cmdline; echo; done")
+    assert "sleep 6" not in left.stdout
+    assert env.step("run_command", {"command": "echo on"}).observation == "on"
+
+
+def test_endless_output_is_bounded_and_the_next_command_works(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    run = env.exec("yes", timeout_s=2)
+    assert run.exit_code != 0
+    assert len(run.stdout) < 2**20 + 1_000
+    assert run.cut_chars > 0
+    assert env.step("run_command", {"command": "echo on"}).observation == "on"
+
+
+def test_bytes_that_are_no_text_and_long_text(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    shown = env.step("run_command", {"command": "printf '\\377\\376'; head -c 200000 /dev/urandom"})
+    shown.observation.encode()
+    assert "characters cut" in shown.observation
+    assert env.exec("python3 -c \"print('你好🎉' * 40000)\"").stdout == "你好🎉" * 40_000 + "\n"
+
+
+def test_a_killed_sandbox_is_lost_until_reset(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    assert env.sandbox is not None
+    env.sandbox.kill()
+    for tool, arguments in (
+        ("run_command", {"command": "true"}),
+        ("read_file", {"path": "/etc/passwd"}),
+    ):
+        result = env.step(tool, arguments)
+        assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
+    env.reset()
+    assert env.step("run_command", {"command": "echo back"}).observation == "back"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [("read_file", {"path": "/etc/passwd"}), ("run_command", {"command": "true"})],
+)
+def test_each_tool_notices_a_dead_sandbox_first(
+    make_env: EnvMaker, tool: str, arguments: dict[str, str]
+) -> None:
+    env = make_env()
+    env.reset()
+    assert env.sandbox is not None
+    env.sandbox.kill()
+    assert env.step(tool, arguments).info["error_kind"] == "sandbox_lost"
+
+
+def test_a_sandbox_killed_under_a_command(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    sandbox = env.sandbox
+    assert sandbox is not None
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(env.step, "run_command", {"command": "echo begun; sleep 60"})
+        until(lambda: any("sleep 60" in " ".join(p.args) for p in sandbox.commands.list()))
+        sandbox.kill()
+        result = running.result(30)
+    assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
+
+
+def test_a_paused_sandbox_resumes_on_access(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    env.write_file("note", "before")
+    assert env.sandbox is not None
+    env.sandbox.pause()
+    assert env.sandbox.get_info().state.value == "paused"
+    assert env.step("read_file", {"path": "note"}).observation == "before"
+    assert env.sandbox.get_info().state.value == "running"
+
+
+def test_an_idle_sandbox_pauses_and_comes_back(make_env: EnvMaker) -> None:
+    env = make_env(sandbox_timeout=1, command_timeout=1, refresh_timeout=False)
+    env.reset()
+    assert env.sandbox is not None
+    sandbox = env.sandbox
+    until(lambda: sandbox.get_info().state.value == "paused")
+    assert env.step("run_command", {"command": "echo back"}).observation == "back"
+
+
+def test_an_idle_sandbox_is_killed_on_request(make_env: EnvMaker) -> None:
+    env = make_env(sandbox_timeout=1, on_timeout="kill", refresh_timeout=False)
+    env.reset()
+    until(lambda: ids(env.spec.connection.address, **{"twinkle-run": env.spec.run}) == [])
+    result = env.step("run_command", {"command": "true"})
+    assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
+
+
+def test_the_lease_is_longer_than_the_command_and_never_shortened(make_env: EnvMaker) -> None:
+    env = make_env(sandbox_timeout=5, command_timeout=200)
+    env.reset()
+    sandbox = env.sandbox
+    assert sandbox is not None
+    env.step("run_command", {"command": "true"})
+    until_then = (sandbox.get_info().end_at.timestamp()) - time.time()
+    assert until_then > 200
+    sandbox.set_timeout(3_000)
+    env.step("run_command", {"command": "true"})
+    assert sandbox.get_info().end_at.timestamp() - time.time() > 2_900
+
+
+def test_forks_share_a_prepared_state(make_env: EnvMaker) -> None:
+    env = make_env(setup_commands=["echo prepared > ~/state; echo ready"])
+    env.reset()
+    group = env.fork(4)
+    try:
+        for number, twin in enumerate(group):
+            assert twin.reset().observation == "ready"
+            twin.write_file("mine", str(number))
+        seen = [twin.exec("cat ~/state ~/mine").stdout for twin in group]
+        assert seen == [f"prepared\n{number}" for number in range(4)]
+        labels = {"twinkle-run": env.spec.run, "twinkle-created-by": "twinkle-envs-agentenv"}
+        found = ids(env.spec.connection.address, **labels)
+        assert {twin.sandbox_id for twin in group} <= set(found), "a sweep finds forks too"
+    finally:
+        for twin in group:
+            twin.close()
+
+
+def test_a_snapshot_is_a_template(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    env.write_file("state", "kept")
+    snapshot_id = env.snapshot()
+    try:
+        other = make_env(template=snapshot_id)
+        other.reset()
+        assert other.read_file("state") == b"kept"
+        other.close()
+    finally:
+        assert env.delete_snapshot(snapshot_id)
+    assert not env.delete_snapshot(snapshot_id)
+
+
+def test_warm_sandboxes(make_env: EnvMaker) -> None:
+    with SandboxPool(3) as pool:
+        envs = [make_env(pool=pool, setup_commands=["echo set up"]) for _ in range(3)]
+        assert pool.prefill(envs[0]) == 3
+        assert [env.reset().observation for env in envs] == ["set up"] * 3
+        assert pool.stats().hits == 3
+        for env in envs:
+            assert env.step("run_command", {"command": "echo ok"}).observation == "ok"
+
+
+def test_a_template_that_is_not_there(make_env: EnvMaker) -> None:
+    with pytest.raises(SandboxRefusedError, match="'no-such-template'") as caught:
+        make_env(template="no-such-template").reset()
+    assert not caught.value.retryable
+
+
+def test_a_full_server_is_waited_for(make_env: EnvMaker) -> None:
+    with server_process("--max-sandboxes", "2") as server:
+        server.wait_ready(60)
+        envs = [make_env(api_url=server.url, capacity_timeout_s=20) for _ in range(3)]
+        envs[0].reset()
+        envs[1].reset()
+        refused = make_env(api_url=server.url, capacity_timeout_s=0)
+        with pytest.raises(SandboxUnavailableError, match="capacity_timeout_s"):
+            refused.reset()
+        with ThreadPoolExecutor(1) as threads:
+            third = threads.submit(envs[2].reset)
+            envs[0].close()
+            third.result(30)
+        assert envs[2].step("run_command", {"command": "echo in"}).observation == "in"
+        for env in envs:
+            env.close()
+
+
+def test_a_server_that_is_killed_loses_its_sandboxes_and_nothing_hangs() -> None:
+    with server_process() as server:
+        server.wait_ready(60)
+        env = AgentEnv(template="base", api_url=server.url, capacity_timeout_s=0)
+        env.reset()
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        result = env.step("run_command", {"command": "true"})
+        assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
+        with pytest.raises(SandboxUnavailableError):
+            env.reset()
+
+
+def test_many_at_once_leave_nothing(make_env: EnvMaker) -> None:
+    envs = [make_env(run="many") for _ in range(64)]
+
+    def episode(env: AgentEnv) -> str:
+        env.reset()
+        seen = env.step("run_command", {"command": "echo $((6 * 7))"}).observation
+        env.close()
+        return seen
+
+    with ThreadPoolExecutor(64) as threads:
+        assert list(threads.map(episode, envs)) == ["42"] * 64
+    assert ids(envs[0].spec.connection.address, **{"twinkle-run": "many"}) == []
+
+
+TRAINER = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from twinkle_agentic.envs import AgentEnv
+
+url, run = sys.argv[1:]
+
+def episode(number):
+    env = AgentEnv(template='base', api_url=url, run=run)
+    env.reset()
+    print(number, flush=True)
+    while True:
+        env.step('run_command', {'command': 'sleep 1'})
+
+with ThreadPoolExecutor(32) as threads:
+    list(threads.map(episode, range(32)))
+"""
+
+
+@pytest.mark.parametrize("how", ["function", "command line"])
+def test_kill_9_in_the_middle_of_32_episodes_then_sweep(
+    sandbox_server: ServerProcess, make_env: EnvMaker, how: str
+) -> None:
+    url, run = sandbox_server.url, f"killed-{how.split()[0]}"
+    mine = make_env(run=run)  # of a trainer that lives: a sweep leaves it alone
+    mine.reset()
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINER, url, run], stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout is not None
+        for _ in range(32):
+            assert trainer.stdout.readline()
+        trainer.kill()
+    orphans = set(ids(url, **{"twinkle-run": run})) - {mine.sandbox_id}
+    assert len(orphans) == 32
+    paused = next(iter(orphans))
+    Sandbox.connect(paused, api_url=url, sandbox_url=url, api_key="any").pause()
+    if how == "function":
+        report = sweep(api_url=url, run=run)
+        assert set(report.killed) == orphans
+        assert report.failed == {}
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", "twinkle_agentic.rollout.cli", "sweep", "--api-url", url],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "0 failed" in " ".join(done.stdout.split())
+    assert ids(url, **{"twinkle-run": run}) == [mine.sandbox_id]
+    assert mine.step("run_command", {"command": "echo alive"}).observation == "alive"
+
+
+def test_descriptors_stay_flat_over_200_rounds(make_env: EnvMaker) -> None:
+    env = make_env()
+
+    def rounds(n: int) -> int:
+        for _ in range(n):
+            env.reset()
+            env.step("run_command", {"command": "true"})
+        return len(os.listdir("/proc/self/fd"))
+
+    before = rounds(20)
+    assert rounds(180) <= before + 3
