@@ -59,7 +59,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, distribution = _EXPORTS[name]
     try:
-        value = getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module:  # the module is there, one of its own imports is not
             raise
@@ -68,6 +68,14 @@ def __getattr__(name: str) -> object:
             f'run "pip install {distribution}"',
             name=module,
         ) from None
+    try:
+        value = getattr(found, name)
+    except AttributeError as error:
+        raise ImportError(
+            f"{name} is not in the installed {distribution}, which is older than this core: "
+            f'run "pip install --upgrade {distribution}"',
+            name=module,
+        ) from error
     globals()[name] = value
     return value
 

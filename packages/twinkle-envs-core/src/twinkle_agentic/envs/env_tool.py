@@ -6,28 +6,36 @@ The tools made by one `EnvTool.from_env` share one episode record: whichever act
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from twinkle_agentic.envs.base import Env, StepResult, episode_number
+from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_number
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.tools.base import Tool
+from twinkle_agentic.tools.coroutines import is_cancelled
+from twinkle_agentic.tools.registration import check_timeout
+from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["EnvTool", "EpisodeRecord"]
 
-_ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
+# One for all records, which so stay plain data; it is held for a few assignments.
+_lock = threading.Lock()
 
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """What is known of the running episode of one env.
+    """What is known of the running episode of one env; it pickles.
 
     Attributes:
         last_result: Of the latest step; `None` before the first one of the episode.
         results: All results of the episode, in order.
-        episode_reward: The return: `info["episode_reward"]` where the environment reports it, else the
-            reward of the last step that did not fail.
+        episode_reward: The return: `info["episode_reward"]` where the environment reports it, else
+            the reward of the last step that did not fail.
         number: Which episode of the env this is (`episode_number`).
     """
 
@@ -59,16 +67,21 @@ class EpisodeRecord:
 class EnvTool(Tool):
     """One action of an env as a `Tool`.
 
-    After the step that ended the episode the env is not stepped again; the call is answered with a text
-    that says so, until the env is reset.
+    After the step that ended the episode the env is not stepped again; the call is answered with a
+    text that says so, until the env is reset. (An env that is no `Env` does not tell of its resets:
+    call `record.clear(0)` after them.)
 
     Args:
         env: The environment; the caller resets and closes it.
         tool_name: The name the model calls.
         description: For the model.
         parameters: JSON Schema of the arguments; any object by default.
-        timeout_s: Seconds a step may take. Where the limit passes, the episode is over: its state is unknown.
+        timeout_s: Seconds a step may take when a `ToolManager` calls. Where the limit passes, the
+            episode is over: its state is unknown.
         record: The record to share with other tools of the same env.
+
+    Raises:
+        ValueError: `timeout_s` is not above 0.
     """
 
     def __init__(
@@ -81,15 +94,17 @@ class EnvTool(Tool):
         timeout_s: float | None = None,
         record: EpisodeRecord | None = None,
     ) -> None:
+        check_timeout(timeout_s)
         self.env = env
         self.timeout_s = timeout_s
         self.record = EpisodeRecord(number=episode_number(env)) if record is None else record
+        self._stepped: int | None = None  # the episode of the latest step
         self._info: ToolInfo = {
             "type": "function",
             "function": {
                 "name": tool_name,
                 "description": description,
-                "parameters": dict(_ANY_OBJECT) if parameters is None else parameters,
+                "parameters": parameters or {"type": "object", "properties": {}},
             },
         }
 
@@ -100,21 +115,25 @@ class EnvTool(Tool):
         Args:
             env: The environment.
             timeout_s: Seconds a step may take, for each tool.
+
+        Raises:
+            ValueError: A definition has no name, or `timeout_s` is not above 0.
         """
         record = EpisodeRecord(number=episode_number(env))
         tools: list[EnvTool] = []
         for info in env.tools():
-            function = info.get("function", {})
-            tools.append(
-                cls(
-                    env,
-                    function.get("name", "env_action"),
-                    function.get("description", ""),
-                    function.get("parameters"),
-                    timeout_s=timeout_s,
-                    record=record,
-                )
+            function = _function_of(info, env)
+            tool = cls(
+                env,
+                function["name"],
+                function.get("description") or "",
+                function.get("parameters"),
+                timeout_s=timeout_s,
+                record=record,
             )
+            definition: Any = tool._info
+            definition["function"] = {**function, **definition["function"]}
+            tools.append(tool)
         return tools or [cls(env, timeout_s=timeout_s, record=record)]
 
     @property
@@ -142,40 +161,67 @@ class EnvTool(Tool):
     def __call__(self, tool_name: str, arguments: dict[str, Any]) -> str:
         """Step the env and return the observation.
 
-        An env that raises is in an unknown state: the episode ends, with the error in `last_result`.
+        An env that raises is in an unknown state: the episode ends, with the error in
+        `last_result`.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C during the step; the episode ends.
         """
         if (refusal := self._refusal()) is not None:
             return refusal
-        number = self.record.number
+        number = self._begin()
         try:
-            result = self.env.step(tool_name, arguments)
-        except Exception as error:
+            result = as_step_result(self.env.step(tool_name, arguments))
+        except KeyboardInterrupt:
+            self.abandon("the step was interrupted")
+            raise
+        except BaseException as error:
             result = StepResult.failed(error)
         return self._take(number, result)
 
     async def acall(self, tool_name: str, arguments: dict[str, Any]) -> str:
-        """Step the env through its async twin and return the observation."""
+        """Step the env through its async twin and return the observation.
+
+        An env without one is stepped in a thread. When the call is cancelled the episode ends.
+        """
         if (refusal := self._refusal()) is not None:
             return refusal
-        number = self.record.number
-        astep = getattr(self.env, "astep", None)
-        if astep is None:  # an env of another framework
-            return await super().acall(tool_name, arguments)
+        number = self._begin()
+        astep: Any = getattr(self.env, "astep", None)
         try:
-            result = await astep(tool_name, arguments)
-        except Exception as error:
+            if astep is None:  # an env of another framework
+                result = await run_blocking(self.env.step, tool_name, arguments)
+            else:
+                result = await astep(tool_name, arguments)
+            result = as_step_result(result)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                self.abandon("the step was cancelled")
+                raise
+            result = StepResult.failed(error)
+        except (KeyboardInterrupt, GeneratorExit):
+            self.abandon("the step was interrupted")
+            raise
+        except BaseException as error:
             result = StepResult.failed(error)
         return self._take(number, result)
 
     def abandon(self, reason: str) -> None:
         """End the episode: a step that nobody waits for leaves it in an unknown state."""
-        if not self.record.done:
-            self.record.add(StepResult.failed(reason, kind=ErrorKind.TIMEOUT, retryable=True))
+        failed = StepResult.failed(reason, kind=ErrorKind.TIMEOUT, retryable=True)
+        with _lock:
+            if self._stepped in (None, self.record.number) and not self.record.done:
+                self.record.add(failed)
+
+    def _begin(self) -> int:
+        self._stepped = self.record.number
+        return self._stepped
 
     def _take(self, number: int, result: StepResult) -> str:
-        # The answer of an abandoned step, or of an episode that is over, is nobody's.
-        if number == self.record.number and not self.record.done:
-            self.record.add(result)
+        with _lock:
+            # The answer of an abandoned step, or of an episode that is over, is nobody's.
+            if number == self.record.number and not self.record.done:
+                self.record.add(result)
         return result.observation
 
     def _refusal(self) -> str | None:
@@ -189,4 +235,28 @@ class EnvTool(Tool):
     def _follow_resets(self) -> None:
         number = episode_number(self.env)
         if number != self.record.number:
-            self.record.clear(number)
+            with _lock:
+                if number != self.record.number:
+                    self.record.clear(number)
+
+
+def _function_of(info: object, env: object) -> dict[str, Any]:
+    function: object = None
+    if isinstance(info, Mapping):
+        function = cast("Mapping[str, Any]", info).get("function")
+    if isinstance(function, Mapping):
+        fields = dict(cast("Mapping[str, Any]", function))
+        if isinstance(fields.get("name"), str) and fields["name"]:
+            return fields
+    raise ValueError(
+        f"tools() of {type(env).__name__} must give definitions with a function name, "
+        f"found {info!r}"
+    )
+
+
+def _forget_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # whoever held it stayed in the parent
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
