@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from twinkle_agentic.protocol.openai import OpenAI
 from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.tools import FunctionTool, ToolManager

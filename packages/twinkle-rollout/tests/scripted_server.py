@@ -73,9 +73,7 @@ def call(arguments: Any = '{"text": "hi"}', name: Any = "echo", id: Any = "c") -
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def reply(
-    content: Any = "", calls: Any = None, finish: Any = None, **extra: Any
-) -> dict[str, Any]:
+def reply(content: Any = "", calls: Any = None, finish: Any = None, **extra: Any) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls is not None:
         message["tool_calls"] = calls
@@ -131,7 +129,11 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
             bad += [call('{"text": NaN}', id="e"), call('"{\\"text\\": \\"twice\\"}"', id="f")]
             return ok(reply("", bad) if turn == 1 else reply("done"))
         case "bad_calls":
-            return ok(reply("", [None, "x", {"id": "q"}, call(name=""), call(name="a b.c")]) if turn == 1 else reply("done"))
+            return ok(
+                reply("", [None, "x", {"id": "q"}, call(name=""), call(name="a b.c")])
+                if turn == 1
+                else reply("done")
+            )
         case "lying_stop":
             return ok(reply("", [call(id=f"c{turn}")], "stop") if turn == 1 else reply("done"))
         case "empty_calls":
@@ -145,14 +147,31 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
         case "extras":
             return ok(
                 reply("", [{**call(id=f"c{turn}"), "index": 0}] if turn == 1 else None)
-                | {"choices": [{"index": 0, "finish_reason": "tool_calls" if turn == 1 else "stop", "message": {
-                    "role": "assistant", "content": None, "reasoning_content": "hm", "audio": None, "refusal": None,
-                    "function_call": None, "annotations": [],
-                    "tool_calls": [{**call(id=f"c{turn}"), "index": 0}] if turn == 1 else [],
-                }}]}
+                | {
+                    "choices": [
+                        {
+                            "index": 0,
+                            "finish_reason": "tool_calls" if turn == 1 else "stop",
+                            "message": {
+                                "role": "assistant",
+                                "content": None,
+                                "reasoning_content": "hm",
+                                "audio": None,
+                                "refusal": None,
+                                "function_call": None,
+                                "annotations": [],
+                                "tool_calls": [{**call(id=f"c{turn}"), "index": 0}]
+                                if turn == 1
+                                else [],
+                            },
+                        }
+                    ]
+                }
             )
         case "status":  # status:CODE always
-            return failing(int(detail), {"message": f"code {detail} from the provider", "code": None})
+            return failing(
+                int(detail), {"message": f"code {detail} from the provider", "code": None}
+            )
         case "flaky":  # flaky:CODE fails twice, then answers
             if tries <= 2:
                 return failing(int(detail), {"message": "busy"}, {"Retry-After": "0.05"})
@@ -170,12 +189,21 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
         case "context":
             if turn == 1:
                 return ok(reply("", [call(id="c1")]))
-            return failing(400, {"message": "This model's maximum context length is 2048 tokens. However, "
-                                 "you requested 3000 tokens.", "type": "BadRequestError", "code": 400})
+            return failing(
+                400,
+                {
+                    "message": "This model's maximum context length is 2048 tokens. However, "
+                    "you requested 3000 tokens.",
+                    "type": "BadRequestError",
+                    "code": 400,
+                },
+            )
         case "error_200":
             return ok({"error": {"message": "upstream exploded", "code": 502}, "choices": None})
         case "no_choices":
-            return ok({"choices": [] if detail == "list" else None, "error": {"message": "moderated"}})
+            return ok(
+                {"choices": [] if detail == "list" else None, "error": {"message": "moderated"}}
+            )
         case "html":
             return web.Response(text="<html>login</html>", content_type="text/html")
         case "null_body":
@@ -211,7 +239,11 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
                 return response
             return ok(reply("x" * 4_000_000))
         case "tokens":
-            data = reply("ok", token_ids=[7, 8], logprobs={"content": [{"logprob": -0.5}, {"logprob": -0.25}]})
+            data = reply(
+                "ok",
+                token_ids=[7, 8],
+                logprobs={"content": [{"logprob": -0.5}, {"logprob": -0.25}]},
+            )
             if detail == "short":
                 data["choices"][0]["logprobs"]["content"].pop()
             if detail == "missing":
@@ -227,11 +259,15 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
             return ok(reply(json.dumps(dict(request.headers))))
         case "surrogate":
             if turn == 1:
-                return web.Response(body=b'{"choices": [{"message": {"content": "a\\ud800b", "tool_calls": [{"id": "s", '
-                                    b'"function": {"name": "echo", "arguments": "{\\"text\\": \\"\\\\ud800\\"}"}}]}}]}',
-                                    content_type="application/json")
+                return web.Response(
+                    body=b'{"choices": [{"message": {"content": "a\\ud800b", "tool_calls": [{"id": "s", '
+                    b'"function": {"name": "echo", "arguments": "{\\"text\\": \\"\\\\ud800\\"}"}}]}}]}',
+                    content_type="application/json",
+                )
             sent = await request.text()
-            return failing(400, "lone surrogate") if "\\ud800" in sent.lower() else ok(reply("done"))
+            return (
+                failing(400, "lone surrogate") if "\\ud800" in sent.lower() else ok(reply("done"))
+            )
     return failing(404, {"message": f"no model {model!r}"})
 
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from twinkle_agentic.rollout.history import looks_like_call, read_reply, wire_history
 
 USER = {"role": "user", "content": "q"}
@@ -95,7 +96,13 @@ def test_arguments_are_the_text_of_an_object(given: Any, sent: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "sent"),
-    [("fine_1", "fine_1"), ("a b.c", "a_b_c"), ("", "invalid_call"), (None, "invalid_call"), ("x" * 99, "x" * 64)],
+    [
+        ("fine_1", "fine_1"),
+        ("a b.c", "a_b_c"),
+        ("", "invalid_call"),
+        (None, "invalid_call"),
+        ("x" * 99, "x" * 64),
+    ],
 )
 def test_function_names_follow_the_protocol(name: Any, sent: str) -> None:
     wire = history({"role": "assistant", "content": "", "tool_calls": [call(name=name)]})
@@ -141,7 +148,13 @@ def test_what_is_no_message_becomes_one() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["<tool_call>{}", "x <function=f>", "[TOOL_CALLS] [", "<|python_tag|>f()", "<｜tool▁calls▁begin｜>"],
+    [
+        "<tool_call>{}",
+        "x <function=f>",
+        "[TOOL_CALLS] [",
+        "<|python_tag|>f()",
+        "<｜tool▁calls▁begin｜>",
+    ],
 )
 def test_calls_left_as_text_are_recognised(text: str) -> None:
     assert looks_like_call(text)

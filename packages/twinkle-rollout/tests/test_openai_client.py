@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
+
 from twinkle_agentic.protocol import (
     API,
     ApiConnectionError,
@@ -47,7 +48,9 @@ def sent(api: Any, params: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def test_sampling_params_reach_the_request(api: Any) -> None:
-    params = SamplingParams(max_tokens=9, seed=3, stop=["a"], temperature=0.5, top_p=0.9, logprobs=2)
+    params = SamplingParams(
+        max_tokens=9, seed=3, stop=["a"], temperature=0.5, top_p=0.9, logprobs=2
+    )
     assert sent(api, params) == {
         "model": "body",
         **HELLO,
@@ -303,9 +306,7 @@ def test_connection_limit_is_within_the_open_file_limit() -> None:
         ({}, None),
     ],
 )
-def test_retry_after_is_read_in_every_form(
-    headers: dict[str, str], seconds: float | None
-) -> None:
+def test_retry_after_is_read_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
     assert parse_retry_after(headers) == seconds
 
 

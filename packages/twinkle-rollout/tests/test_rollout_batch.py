@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+
 from twinkle_agentic.envs.background import background_loop
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.protocol import API, OpenAI, SamplingParams
@@ -60,13 +61,21 @@ def test_every_trajectory_is_accounted_for_whatever_the_endpoint_does(
         "flaky:429": "stop",
         "status:400": "api_error",
     }
-    given = [{"messages": [{"role": "user", "content": f"{model} {n}"}]} for n in range(4) for model in models]
+    given = [
+        {"messages": [{"role": "user", "content": f"{model} {n}"}]}
+        for n in range(4)
+        for model in models
+    ]
     before = copy.deepcopy(given)
     outs: Any = APIMultiTurnRollout(ByPrompt(api), echo, request_timeout_s=1)(given)  # type: ignore[arg-type]
     assert [o["stop_reason"] for o in outs] == list(models.values()) * 4
     assert [o["messages"][0] for o in outs] == [t["messages"][0] for t in given]
     assert given == before
-    assert all(bool(o["error"]) == (o["stop_reason"] == "api_error") for o in outs if o["stop_reason"] != "length")
+    assert all(
+        bool(o["error"]) == (o["stop_reason"] == "api_error")
+        for o in outs
+        if o["stop_reason"] != "length"
+    )
 
 
 def test_nothing_to_do_gives_nothing(api: Any, echo: ToolManager) -> None:
@@ -313,9 +322,7 @@ def test_failures_of_a_foreign_api_object_are_classified(
 
 def test_a_blocking_api_object_that_hangs_is_given_up(echo: ToolManager) -> None:
     release = threading.Event()
-    rollout = APIMultiTurnRollout(
-        Plain(lambda _: release.wait(60)), echo, request_timeout_s=0.1
-    )
+    rollout = APIMultiTurnRollout(Plain(lambda _: release.wait(60)), echo, request_timeout_s=0.1)
     (out,) = rollout(prompts(1))
     release.set()
     assert (out["stop_reason"], out["error_kind"]) == ("api_error", "timeout")  # type: ignore[typeddict-item]
@@ -349,9 +356,7 @@ def test_a_call_on_the_background_loop_is_refused(api: Any, echo: ToolManager) -
 def test_two_rollouts_in_two_threads_do_not_meet(api: Any, echo: ToolManager) -> None:
     rollout = APIMultiTurnRollout(api("tools:1"), echo)
     found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(rollout(prompts(5)))) for _ in range(2)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(rollout(prompts(5)))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -400,7 +405,7 @@ async def test_cancelling_closes_every_env(api: Any) -> None:
     assert Watched.open == set()
 
 
-_INTERRUPTED = """
+_INTERRUPTED = r"""
 import os, sys
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.protocol import OpenAI
@@ -467,7 +472,10 @@ def test_every_exported_name_resolves() -> None:
 def test_a_client_can_be_shared(api: Any, echo: ToolManager) -> None:
     client: OpenAI = api("answer")
     assert len(APIMultiTurnRollout(client, echo)(prompts(2))) == 2
-    assert client({"messages": [{"role": "user", "content": "x"}]}, SamplingParams())["content"] == "42"  # type: ignore[call-overload,index]
+    assert (
+        client({"messages": [{"role": "user", "content": "x"}]}, SamplingParams())["content"]
+        == "42"
+    )  # type: ignore[call-overload,index]
 
 
 def test_a_low_open_file_limit_lowers_the_concurrency(server: str, tmp_path: Path) -> None:

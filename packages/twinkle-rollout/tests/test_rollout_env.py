@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import CapacityError, SandboxLostError
@@ -97,7 +98,11 @@ def test_no_step_after_done_and_every_call_is_answered(api: Any) -> None:
 
 def test_steps_of_the_last_turn_count(api: Any) -> None:
     out = roll(api("always"), Game(length=9), max_turns=2)
-    assert (out["stop_reason"], out["step_rewards"], out["reward"]) == ("max_turns", [0.5, 0.5], 1.0)
+    assert (out["stop_reason"], out["step_rewards"], out["reward"]) == (
+        "max_turns",
+        [0.5, 0.5],
+        1.0,
+    )
     assert out["messages"][-1]["content"] == "after 2"
 
 
@@ -133,10 +138,18 @@ def test_reset_that_says_done_asks_no_model(api: Any) -> None:
         ({"reset_raises": CapacityError("full")}, "capacity", True),
         ({"reset_raises": RuntimeError("boom")}, "env", False),
         ({"reset_raises": SystemExit(3)}, "env", False),
-        ({"reset_result": StepResult.failed("gone", kind="session_lost", retryable=True)}, "session_lost", True),
+        (
+            {"reset_result": StepResult.failed("gone", kind="session_lost", retryable=True)},
+            "session_lost",
+            True,
+        ),
         ({"results": {2: SandboxLostError("vanished")}}, "sandbox_lost", True),
         ({"results": {2: ValueError("bug")}}, "env", False),
-        ({"results": {2: StepResult.failed("lost", kind="session_lost", retryable=True)}}, "session_lost", True),
+        (
+            {"results": {2: StepResult.failed("lost", kind="session_lost", retryable=True)}},
+            "session_lost",
+            True,
+        ),
     ],
 )
 def test_a_lost_episode_is_an_env_error_without_reward(
@@ -144,7 +157,11 @@ def test_a_lost_episode_is_an_env_error_without_reward(
 ) -> None:
     env = ScoredGame(length=9, **behaviour)
     out = roll(api("always"), env)
-    assert (out["stop_reason"], out["error_kind"], out["retryable"]) == ("env_error", kind, retryable)
+    assert (out["stop_reason"], out["error_kind"], out["retryable"]) == (
+        "env_error",
+        kind,
+        retryable,
+    )
     assert (out["reward"], out["truncated"]) == (None, True)
     assert out["error"]
     assert env.log[-1] == "close"
@@ -166,7 +183,9 @@ def test_rewards_that_are_missing_or_no_numbers_are_flagged(api: Any) -> None:
     assert (out["reward_missing_steps"], out["failed_steps"]) == ([0], [1])
 
 
-@pytest.mark.parametrize("score", [[], [1.0, 2.0], [float("nan")], ["x"], None, RuntimeError("judge down")])
+@pytest.mark.parametrize(
+    "score", [[], [1.0, 2.0], [float("nan")], ["x"], None, RuntimeError("judge down")]
+)
 def test_a_score_that_is_none_takes_the_reward_away(api: Any, score: Any) -> None:
     env = ScoredGame(score=score)
     out = roll(api("always"), env)
@@ -213,7 +232,8 @@ def test_a_factory_that_raises_costs_its_trajectory_only(api: Any) -> None:
         return Game()
 
     prompts: Any = [
-        {"messages": [{"role": "user", "content": "Play."}], "user_data": {"n": n}} for n in range(3)
+        {"messages": [{"role": "user", "content": "Play."}], "user_data": {"n": n}}
+        for n in range(3)
     ]
     outs: Any = APIMultiTurnRollout(api("always"), env_factory=factory)(prompts)
     assert [o["stop_reason"] for o in outs] == ["env_done", "env_error", "env_done"]

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from twinkle_agentic.rollout import APIMultiTurnRollout, StopReason
 from twinkle_agentic.tools import ToolManager
 
@@ -197,7 +198,8 @@ def test_tokens_and_logprobs_are_kept_per_turn(api: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "problem"), [("tokens:short", "2 token ids, but 1 log"), ("tokens:missing", "sent none")]
+    ("model", "problem"),
+    [("tokens:short", "2 token ids, but 1 log"), ("tokens:missing", "sent none")],
 )
 def test_tokens_that_do_not_fit_are_flagged(api: Any, model: str, problem: str) -> None:
     body = {"return_token_ids": True, "logprobs": True}

@@ -19,7 +19,9 @@ def prompts(count: int) -> Any:
     ]
 
 
-def test_each_trajectory_gets_a_file_of_its_own(api: Any, echo: ToolManager, tmp_path: Path) -> None:
+def test_each_trajectory_gets_a_file_of_its_own(
+    api: Any, echo: ToolManager, tmp_path: Path
+) -> None:
     rollout = APIMultiTurnRollout(api("tools:1"), echo, trace_dir=str(tmp_path / "traces"))
     outs: Any = rollout(prompts(5), global_step=3)
     files = sorted((tmp_path / "traces").iterdir())

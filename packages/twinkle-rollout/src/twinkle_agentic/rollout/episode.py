@@ -247,7 +247,7 @@ class Episode:
             )
         elif finish == "length":
             self._end(StopReason.LENGTH)
-        else:
+        elif reply.calls:
             self._check_length()
         if self._tools and looks_like_call(reply.message.get("content")):
             self._unparsed += 1

@@ -1,0 +1,557 @@
+"""The in-process rollout, with a real tokenizer and chat template and a scripted sampler."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jinja2
+import pytest
+import tokenizers
+
+from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.env_tool import EnvTool
+from twinkle_agentic.protocol import SamplingParams
+from twinkle_agentic.rollout import APIMultiTurnRollout, MultiTurnRollout, Rollout
+from twinkle_agentic.rollout.bridge import BridgeError, append_ids, bridge_ids
+from twinkle_agentic.tools import FunctionTool, ToolManager
+
+# The form of Qwen's templates: turns end with a token and a line break, tool messages share one user turn.
+CHATML = """{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ m.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif -%}
+{%- else -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for c in m.tool_calls or [] %}<tool_call>{{ c | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}"""
+
+
+class Tokenizer:
+    """The few methods of a `transformers` tokenizer, over a byte-level BPE trained here."""
+
+    eos_token = "<|im_end|>"
+
+    def __init__(self, template: str = CHATML) -> None:
+        self.bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+        self.bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.bpe.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        self.bpe.train_from_iterator(
+            ["hello world", "the tool call is here", "assistant user"], trainer
+        )
+        self.eos_token_id = self.bpe.token_to_id(self.eos_token)
+        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = lambda value: json.dumps(value)
+        self.template = environment.from_string(template)
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
+        assert kwargs.pop("tokenize") is False
+        return self.template.render(messages=conversation, **kwargs)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self.bpe.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return self.bpe.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+class Template:
+    """A template with the contract of twinkle's: labels shifted by one, refreshed after each change."""
+
+    truncation_strategy = "delete"
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None = None) -> None:
+        self.tokenizer, self.max_length = tokenizer, max_length
+
+    def encode(self, trajectory: Any, add_generation_prompt: bool = False) -> dict[str, Any]:
+        text = self.tokenizer.apply_chat_template(
+            trajectory["messages"],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            tools=trajectory.get("tools"),
+        )
+        ids = self.tokenizer.encode(text)
+        feature = {
+            "input_ids": ids,
+            "labels": [-100] * len(ids),
+            "messages": trajectory["messages"],
+        }
+        return self._invoke_post_pipeline([feature])[0]
+
+    def _invoke_post_pipeline(self, features: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        (feature,) = features
+        length = len(feature["input_ids"])
+        if self.max_length is not None and length > self.max_length:
+            return []
+        labels = list(feature["labels"])
+        return [
+            {
+                **feature,
+                "labels": labels[1:] + labels[:1],
+                "attention_mask": [1] * length,
+                "length": length,
+            }
+        ]
+
+    def concat_input_feature(self, feature: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
+        longer = copy.deepcopy(feature)
+        labels = longer["labels"]
+        longer["input_ids"] += tokens
+        longer["labels"] = labels[-1:] + labels[:-1] + tokens
+        longer = self._invoke_post_pipeline([longer])[0]
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        calls = self.parse_tool_call(text)
+        message = {"role": "assistant", "content": text.split("<tool_call>")[0] if calls else text}
+        if calls:
+            message["tool_calls"] = calls
+        longer["messages"].append(message)
+        return longer
+
+    def parse_tool_call(self, decoded: str) -> list[Any]:
+        found = re.findall(r"<tool_call>(.*?)</tool_call>", decoded, re.DOTALL)
+        return [json.loads(text) for text in found]
+
+
+def call_text(text: str, name: str = "echo") -> str:
+    call = {"type": "function", "function": {"name": name, "arguments": {"text": text}}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+@dataclass
+class Sequence:
+    tokens: list[int]
+    stop_reason: str = "stop"
+    logprobs: list[float] | None = None
+    decoded: str | None = None
+    new_input_feature: Any = None
+
+
+@dataclass
+class Sampler:
+    """Answers turn N of each conversation with what `script(first message, N)` says."""
+
+    template: Template
+    script: Callable[[str, int], Any]
+    logprobs: bool = True
+    batches: list[int] = field(default_factory=list)
+    change: Callable[[Sequence], None] = lambda sequence: None
+
+    def sample(self, inputs: list[Any], sampling_params: Any = None) -> list[Any]:
+        self.batches.append(len(inputs))
+        self.params = sampling_params
+        responses = []
+        for feature in inputs:
+            messages = feature["messages"]
+            turn = 1 + sum(m["role"] == "assistant" for m in messages)
+            said = self.script(messages[0]["content"], turn)
+            sequence = said if isinstance(said, Sequence) else Sequence(self.ids(said))
+            sequence.decoded = self.template.tokenizer.decode(
+                sequence.tokens, skip_special_tokens=True
+            )
+            sequence.new_input_feature = self.template.concat_input_feature(
+                feature, sequence.tokens
+            )
+            if self.logprobs:
+                sequence.logprobs = [-0.5] * len(sequence.tokens)
+            self.change(sequence)
+            responses.append(SimpleNamespace(sequences=[sequence]))
+        return responses
+
+    def ids(self, text: str, end: bool = True) -> list[int]:
+        return self.template.tokenizer.encode(text + ("<|im_end|>" if end else ""))
+
+
+@pytest.fixture(scope="module")
+def template() -> Template:
+    return Template(Tokenizer())
+
+
+def prompts(*texts: str) -> Any:
+    return [{"messages": [{"role": "user", "content": text}]} for text in texts]
+
+
+def two_turns(prompt: str, turn: int) -> Any:
+    return call_text(f"{prompt} {turn}") if turn < 3 else f"done {prompt}"
+
+
+def trained(out: Any) -> list[int]:
+    """The ids that are learnt from, in order."""
+    labels = out["labels"][-1:] + out["labels"][:-1]
+    assert len(labels) == len(out["input_ids"])
+    assert all(
+        label in (-100, token) for label, token in zip(labels, out["input_ids"], strict=True)
+    )
+    return [label for label in labels if label != -100]
+
+
+def test_the_tokens_are_the_canonical_conversation(template: Template, echo: ToolManager) -> None:
+    (out,) = MultiTurnRollout(Sampler(template, two_turns), template, echo)(prompts("a"))
+    rendered = template.tokenizer.apply_chat_template(
+        out["messages"], tokenize=False, add_generation_prompt=False
+    )
+    # All of it, the line breaks between turns included; only the one after the last turn is not there yet.
+    assert template.tokenizer.decode(out["input_ids"]) + "\n" == rendered  # type: ignore[typeddict-item]
+    assert (out["stop_reason"], out["turns"], out["truncated"]) == ("stop", 3, False)  # type: ignore[typeddict-item]
+
+
+def test_only_sampled_ids_are_learnt_and_each_has_a_logprob(
+    template: Template, echo: ToolManager
+) -> None:
+    sampler = Sampler(template, two_turns)
+    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    said = [*sampler.ids(call_text("a 1")), *sampler.ids(call_text("a 2")), *sampler.ids("done a")]
+    assert trained(out) == said
+    assert out["logprobs"] == [-0.5] * len(said)  # type: ignore[typeddict-item]
+
+
+def test_sampled_ids_are_never_tokenised_again(template: Template, echo: ToolManager) -> None:
+    tokenizer = template.tokenizer
+    # The same text as the canonical ids, cut into single characters.
+    odd = [i for c in call_text("x") for i in tokenizer.encode(c)] + [tokenizer.eos_token_id]
+    assert odd != tokenizer.encode(call_text("x") + "<|im_end|>")
+    sampler = Sampler(template, lambda p, turn: Sequence(list(odd)) if turn == 1 else "end")
+    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    assert trained(out)[: len(odd)] == odd
+
+
+def test_a_turn_without_its_end_token_gets_one_that_is_not_learnt(
+    template: Template, echo: ToolManager
+) -> None:
+    sampler = Sampler(template, two_turns)
+    open_end = sampler.ids(call_text("x"), end=False)
+    sampler.script = lambda p, turn: Sequence(list(open_end)) if turn == 1 else "end"
+    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    text = template.tokenizer.decode(out["input_ids"])  # type: ignore[typeddict-item]
+    assert "</tool_call><|im_end|>\n<|im_start|>user" in text
+    assert trained(out) == [*open_end, *sampler.ids("end")]
+
+
+def test_tools_of_the_prompt_stay_in_the_rendering(template: Template, echo: ToolManager) -> None:
+    given: Any = [{**prompts("a")[0], "tools": echo.tool_infos()}]
+    (out,) = MultiTurnRollout(Sampler(template, two_turns), template, echo)(given)
+    rendered = template.tokenizer.apply_chat_template(
+        out["messages"], tokenize=False, add_generation_prompt=False, tools=echo.tool_infos()
+    )
+    assert template.tokenizer.decode(out["input_ids"]) + "\n" == rendered  # type: ignore[typeddict-item]
+
+
+def test_finished_trajectories_leave_the_batch(template: Template, echo: ToolManager) -> None:
+    def script(prompt: str, turn: int) -> str:
+        return call_text("x") if turn < int(prompt) else "end"
+
+    sampler = Sampler(template, script)
+    given = prompts("1", "3", "2")
+    before = copy.deepcopy(given)
+    outs: Any = MultiTurnRollout(sampler, template, echo)(given)
+    assert sampler.batches == [3, 2, 1]
+    assert [o["turns"] for o in outs] == [1, 3, 2]
+    assert [o["messages"][0] for o in outs] == [t["messages"][0] for t in given]
+    assert given == before
+
+
+def test_every_rank_gets_an_input(template: Template, echo: ToolManager) -> None:
+    sampler: Any = Sampler(template, lambda p, turn: call_text("x") if turn < int(p) else "end")
+    sampler.device_mesh = SimpleNamespace(data_world_size=2)
+    outs: Any = MultiTurnRollout(sampler, template, echo)(prompts("1", "3"))
+    assert sampler.batches == [2, 2, 2]
+    assert [o["turns"] for o in outs] == [1, 3]
+
+
+def test_a_cut_turn_runs_nothing(template: Template, echo: ToolManager) -> None:
+    sampler = Sampler(template, two_turns)
+    cut = Sequence(sampler.ids(call_text("x"), end=False), "length")
+    sampler.script = lambda p, turn: cut
+    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("length", True, 1)  # type: ignore[typeddict-item]
+    assert out["messages"][-1]["content"].startswith("Error: not executed")  # type: ignore[union-attr]
+    assert trained(out) == cut.tokens
+
+
+def test_an_aborted_turn_is_an_api_error(template: Template, echo: ToolManager) -> None:
+    sampler = Sampler(template, lambda p, turn: Sequence([5], "abort"))
+    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    assert (out["stop_reason"], out["retryable"], out["reward"]) == ("api_error", True, None)  # type: ignore[typeddict-item]
+
+
+def test_the_turn_limit_answers_what_is_open(template: Template, echo: ToolManager) -> None:
+    rollout = MultiTurnRollout(Sampler(template, two_turns), template, echo, max_turns=2)
+    (out,) = rollout(prompts("a"))
+    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("max_turns", True, 2)  # type: ignore[typeddict-item]
+    assert [m["role"] for m in out["messages"]] == ["user", *["assistant", "tool"] * 2]
+    assert out["messages"][-1]["content"] == "Error: not executed: the turn limit was reached."
+
+
+def test_the_token_limit_ends_a_trajectory(template: Template, echo: ToolManager) -> None:
+    rollout = MultiTurnRollout(
+        Sampler(template, two_turns), template, echo, max_trajectory_tokens=30
+    )
+    (out,) = rollout(prompts("a"))
+    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("length", True, 1)  # type: ignore[typeddict-item]
+
+
+def test_tool_messages_that_do_not_fit_end_the_trajectory(
+    template: Template, echo: ToolManager
+) -> None:
+    sampler = Sampler(template, two_turns)
+    first = len(template.encode(prompts("a")[0], True)["input_ids"]) + len(
+        sampler.ids(call_text("a 1"))
+    )
+    rollout = MultiTurnRollout(sampler, template, echo, max_trajectory_tokens=first + 3)
+    (out,) = rollout(prompts("a"))
+    assert (out["stop_reason"], len(out["input_ids"])) == ("length", first)  # type: ignore[typeddict-item]
+    assert out["messages"][-1]["content"] == "echo a 1"
+
+
+def test_the_templates_own_length_limit_is_length(echo: ToolManager) -> None:
+    whole = Template(Tokenizer())
+    sampler = Sampler(whole, two_turns)
+    first = len(whole.encode(prompts("a")[0], True)["input_ids"]) + len(
+        sampler.ids(call_text("a 1"))
+    )
+    short = Template(whole.tokenizer, max_length=first + 3)
+    (out,) = MultiTurnRollout(Sampler(short, two_turns), short, echo)(prompts("a"))
+    assert (out["stop_reason"], len(out["input_ids"]), out["turns"]) == ("length", first, 1)  # type: ignore[typeddict-item]
+    assert len(trained(out)) == len(out["logprobs"])  # type: ignore[typeddict-item]
+
+
+def test_no_logprobs_is_none(template: Template, echo: ToolManager) -> None:
+    sampler = Sampler(template, two_turns, logprobs=False)
+    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    assert out["logprobs"] is None  # type: ignore[typeddict-item]
+
+
+def drop_logprob(sequence: Sequence) -> None:
+    assert sequence.logprobs
+    sequence.logprobs.pop()
+
+
+def relabel(sequence: Sequence) -> None:
+    sequence.new_input_feature["labels"][-3] = -100
+
+
+def retokenise(sequence: Sequence) -> None:
+    sequence.new_input_feature["input_ids"][-1] += 1
+
+
+def lose_ids(sequence: Sequence) -> None:
+    del sequence.new_input_feature["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (drop_logprob, "log probabilities for"),
+        (relabel, "labels to learn from, but"),
+        (retokenise, "followed by the sampled ones"),
+        (lose_ids, "without input_ids"),
+    ],
+)
+def test_a_sampler_that_breaks_its_contract_is_refused(
+    template: Template, echo: ToolManager, change: Any, match: str
+) -> None:
+    sampler = Sampler(template, lambda p, turn: "end of it", change=change)
+    with pytest.raises(RuntimeError, match=match):
+        MultiTurnRollout(sampler, template, echo)(prompts("a"))
+
+
+@pytest.mark.parametrize("responses", [[], None, [SimpleNamespace(sequences=[])]])
+def test_missing_responses_are_refused(
+    template: Template, echo: ToolManager, responses: Any
+) -> None:
+    sampler: Any = SimpleNamespace(sample=lambda inputs, sampling_params=None: responses)
+    with pytest.raises(RuntimeError, match=r"response"):
+        MultiTurnRollout(sampler, template, echo)(prompts("a"))
+
+
+def test_a_sampler_may_leave_the_appending_to_the_template(
+    template: Template, echo: ToolManager
+) -> None:
+    def forget(sequence: Sequence) -> None:
+        sequence.new_input_feature = None
+
+    sampler = Sampler(template, two_turns, change=forget)
+    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    assert (out["stop_reason"], len(trained(out))) == ("stop", len(out["logprobs"]))  # type: ignore[typeddict-item]
+
+
+def test_a_template_that_rewrites_history_ends_its_trajectory(echo: ToolManager) -> None:
+    rewriting = Template(Tokenizer("{{ messages | length }}" + CHATML))
+    (out,) = MultiTurnRollout(Sampler(rewriting, two_turns), rewriting, echo)(prompts("a"))
+    assert (out["stop_reason"], out["error_kind"], out["reward"]) == ("api_error", "template", None)  # type: ignore[typeddict-item]
+    assert "rewrites earlier turns" in out["error"]  # type: ignore[typeddict-item]
+
+
+def test_an_untold_template_extension_is_a_bridge_error() -> None:
+    silent = Template(Tokenizer("x"))
+    with pytest.raises(BridgeError, match="renders nothing"):
+        bridge_ids(silent, [], [{"role": "tool", "content": "x"}], last_id=None)
+
+
+def test_a_template_without_a_pipeline_still_gets_masks_and_shifted_labels() -> None:
+    bare: Any = SimpleNamespace(tokenizer=Tokenizer())
+    longer = append_ids(bare, {"input_ids": [1, 2], "labels": [2, -100]}, [8, 9])
+    assert longer == {
+        "input_ids": [1, 2, 8, 9],
+        "labels": [2, -100, -100, -100],
+        "attention_mask": [1, 1, 1, 1],
+        "position_ids": [0, 1, 2, 3],
+        "length": 4,
+    }
+
+
+def test_labels_of_another_length_are_refused(template: Template) -> None:
+    with pytest.raises(BridgeError, match="2 input_ids, but 1 labels"):
+        append_ids(template, {"input_ids": [1, 2], "labels": [2]}, [8])
+
+
+def test_tools_of_different_trajectories_run_at_the_same_time(template: Template) -> None:
+    together = threading.Barrier(6, timeout=20)
+
+    def echo(text: str) -> str:
+        together.wait()
+        return text
+
+    manager = ToolManager([FunctionTool(echo)])
+    sampler = Sampler(template, lambda p, turn: call_text(p) if turn == 1 else "end")
+    outs: Any = MultiTurnRollout(sampler, template, manager)(prompts(*"abcdef"))
+    assert [o["messages"][2]["content"] for o in outs] == list("abcdef")
+
+
+def test_failing_tools_are_counted_and_answered(template: Template) -> None:
+    def echo(text: str) -> str:
+        raise ValueError(text)
+
+    manager = ToolManager([FunctionTool(echo)])
+    (out,) = MultiTurnRollout(Sampler(template, two_turns), template, manager)(prompts("a"))
+    assert (out["stop_reason"], out["tool_errors"]) == ("stop", {"tool": 2})  # type: ignore[typeddict-item]
+
+
+class Game(Env):
+    def __init__(self, length: int, lost: bool = False) -> None:
+        self.length, self.lost, self.steps = length, lost, 0
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        self.steps += 1
+        if self.lost:
+            return StepResult.failed("gone", kind="sandbox_lost", retryable=True)
+        return StepResult(f"after {self.steps}", 1.0, self.steps >= self.length)
+
+
+def act(prompt: str, turn: int) -> str:
+    return call_text("go", "env_action") * 2
+
+
+def test_the_env_ends_the_episode_and_gives_the_reward(template: Template) -> None:
+    envs = [Game(3), Game(1), Game(99)]
+    managers = [ToolManager(EnvTool.from_env(env)) for env in envs]
+    rollout = MultiTurnRollout(Sampler(template, act), template, managers, max_turns=2)
+    outs: Any = rollout(prompts("a", "b", "c"))
+    assert [o["stop_reason"] for o in outs] == ["env_done", "env_done", "max_turns"]
+    assert [o["reward"] for o in outs] == [3.0, 1.0, 4.0]
+    assert [env.steps for env in envs] == [3, 1, 4]
+    assert outs[1]["messages"][-1]["content"] == "Error: not executed: the episode is over."
+
+
+def test_a_lost_env_has_no_reward(template: Template) -> None:
+    manager = ToolManager(EnvTool.from_env(Game(3, lost=True)))
+    (out,) = MultiTurnRollout(Sampler(template, act), template, manager)(prompts("a"))
+    assert (out["stop_reason"], out["error_kind"], out["reward"]) == (
+        "env_error",
+        "sandbox_lost",
+        None,
+    )  # type: ignore[typeddict-item]
+
+
+def test_one_env_for_several_trajectories_is_refused(template: Template) -> None:
+    manager = ToolManager(EnvTool.from_env(Game(3)))
+    with pytest.raises(ValueError, match="same env"):
+        MultiTurnRollout(Sampler(template, act), template, manager)(prompts("a", "b"))
+
+
+def test_sampling_params_reach_the_sampler(template: Template, echo: ToolManager) -> None:
+    sampler = Sampler(template, two_turns)
+    rollout = MultiTurnRollout(sampler, template, echo, sampling_params=SamplingParams(seed=1))
+    rollout(prompts("a"))
+    assert sampler.params.seed == 1
+    rollout(prompts("a"), sampling_params=SamplingParams(seed=2))
+    assert sampler.params.seed == 2
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"max_turns": 0},
+        {"max_trajectory_tokens": 0},
+        {"tool_timeout_s": 0},
+        {"sampling_params": SamplingParams(num_samples=2)},
+        {"template": None},
+        {"template": SimpleNamespace(tokenizer=None, truncation_strategy="split")},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(template: Template, kwargs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        MultiTurnRollout(
+            **{"sampler": None, "template": template, "tool_manager": ToolManager(), **kwargs}
+        )
+
+
+def test_overrides_are_checked(template: Template, echo: ToolManager) -> None:
+    rollout = MultiTurnRollout(Sampler(template, two_turns), template)
+    with pytest.raises(ValueError, match="tool_manager is missing"):
+        rollout(prompts("a"))
+    assert len(rollout(prompts("a"), tool_manager=echo)) == 1
+    with pytest.raises(TypeError, match="temperature"):
+        rollout(prompts("a"), temperature=1)
+    with pytest.raises(TypeError, match="wrap a single one"):
+        rollout(prompts("a")[0], tool_manager=echo)
+
+
+def test_an_unparsed_call_is_flagged(template: Template, echo: ToolManager) -> None:
+    sampler = Sampler(template, lambda p, turn: "<tool_call>{broken")
+    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    assert (out["stop_reason"], out["error_kind"]) == ("stop", "unparsed_tool_call")  # type: ignore[typeddict-item]
+
+
+def test_traces_leave_the_tokens_out(template: Template, echo: ToolManager, tmp_path: Path) -> None:
+    rollout = MultiTurnRollout(Sampler(template, two_turns), template, echo, trace_dir=tmp_path)
+    outs: Any = rollout(prompts("a", "b"), global_step=4)
+    record = json.loads(Path(outs[0]["trace_path"]).read_text())
+    assert record["trajectory"]["messages"] == outs[0]["messages"]
+    assert "input_ids" not in record["trajectory"]
+
+
+def test_the_output_continues_over_an_endpoint(
+    template: Template, echo: ToolManager, api: Any
+) -> None:
+    rollout = MultiTurnRollout(Sampler(template, two_turns), template, echo, max_turns=1)
+    outs = rollout(prompts("a"))
+    (out,) = APIMultiTurnRollout(api("answer"), echo)(outs)  # the endpoint refuses invalid history
+    assert out["stop_reason"] == "stop"  # type: ignore[typeddict-item]
+
+
+def test_it_is_a_rollout() -> None:
+    assert issubclass(MultiTurnRollout, Rollout)
