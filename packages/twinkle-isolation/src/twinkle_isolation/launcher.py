@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
@@ -45,11 +46,13 @@ class Launcher:
     Args:
         isolation: `bubblewrap` fails where it does not work; `process` gives a directory, limits and (for root)
             another user, but no boundary; `auto` takes the first that works, and says so once in the log.
-        shares: Directories of the host that sandboxes see read-only at their own path. `DIR/bin` is put in front of
-            `PATH`. This interpreter's directory is always shared, behind the usual `PATH`.
+        shares: Directories of the host that sandboxes see read-only at their own path, as far as other users may
+            read them. `DIR/bin` is put in front of `PATH`. This interpreter's directory is always shared, behind the usual `PATH`.
         data_dir: Where sandboxes keep their files with `process`; a temporary directory by default.
         sandbox_uid: The host's user (and group) id of the sandboxes when this process is root.
         cgroups: Use control groups where they are writable.
+        spares: Sandboxes kept ready, so that `create` only has to hand one out; each costs about 3 MB.
+        spare_spec: What they are like. `create` with an equal spec and no archive takes one.
 
     Example:
         >>> async with Launcher() as launcher, await launcher.create() as sandbox:
@@ -66,6 +69,8 @@ class Launcher:
         data_dir: str | os.PathLike[str] | None = None,
         sandbox_uid: int = jail.SANDBOX_UID,
         cgroups: bool = True,
+        spares: int = 0,
+        spare_spec: SandboxSpec | None = None,
     ) -> None:
         if isolation not in ("auto", "bubblewrap", "process"):
             raise ValueError(
@@ -76,6 +81,10 @@ class Launcher:
         self._data_dir = data_dir
         self._sandbox_uid = sandbox_uid if os.geteuid() == 0 else os.geteuid()
         self._use_cgroups = cgroups
+        self._spare_count = spares
+        self._spare_spec = spare_spec or SandboxSpec()
+        self._spares: deque[Sandbox] = deque()
+        self._refill: asyncio.Task[None] | None = None
         self._control: socket.socket | None = None
         self._zygote: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
@@ -103,8 +112,8 @@ class Launcher:
 
     @property
     def sandboxes(self) -> int:
-        """How many sandboxes run now."""
-        return len(self._sandboxes)
+        """How many sandboxes run now, those kept ready left out."""
+        return len(self._sandboxes) - len(self._spares)
 
     async def start(self) -> None:
         """Find out what works here, and start the zygote.
@@ -126,6 +135,7 @@ class Launcher:
                 for privileged in (True, False) if os.geteuid() == 0 else (False,):
                     reason = await self._try_jail(bwrap, privileged=privileged)
                     if reason is None:
+                        self._keep_spares()
                         return
                     reasons.append(reason)
             if self._isolation == "bubblewrap":
@@ -147,6 +157,7 @@ class Launcher:
                 "sandboxes are NOT isolated (isolation is 'process': own directory and limits only): %s",
                 degraded,
             )
+        self._keep_spares()
 
     async def create(
         self,
@@ -169,17 +180,46 @@ class Launcher:
         spec = spec or SandboxSpec()
         if self._control is None or self._closed:
             raise SandboxStartError("this launcher is not running: use `async with Launcher()`")
+        if archive is None and spec == self._spare_spec:
+            while self._spares:
+                spare = self._spares.popleft()
+                if not spare.ended:
+                    self._keep_spares()
+                    return spare
+        return await self._create_in_time(spec, archive, timeout_s)
+
+    async def _create_in_time(
+        self, spec: SandboxSpec, archive: str | os.PathLike[str] | None, timeout_s: float
+    ) -> Sandbox:
         async with self._starts:
             try:
                 return await asyncio.wait_for(self._create(spec, archive), timeout_s)
             except TimeoutError as error:
                 raise SandboxStartError(f"the sandbox did not start in {timeout_s} s") from error
 
+    def _keep_spares(self) -> None:
+        """Begin to make what is missing, one after the other so that nobody's create waits for it."""
+        if self._spare_count > len(self._spares) and (self._refill is None or self._refill.done()):
+            self._refill = asyncio.get_running_loop().create_task(self._make_spares())
+
+    async def _make_spares(self) -> None:
+        while len(self._spares) < self._spare_count and not self._closed:
+            try:
+                spare = await self._create_in_time(self._spare_spec, None, _CREATE_TIMEOUT_S)
+            except (SandboxStartError, OSError) as error:
+                logger.warning("no spare sandbox can be made: %s", error)
+                return  # the next create tries again
+            self._spares.append(spare)
+
     async def close(self) -> None:
         """End every sandbox and the zygote. Idempotent."""
         if self._closed:
             return
         self._closed = True
+        if self._refill is not None:
+            self._refill.cancel()
+            await asyncio.gather(self._refill, return_exceptions=True)
+        self._spares.clear()
         await asyncio.gather(*(sandbox.kill() for sandbox in list(self._sandboxes)))
         await self._stop_zygote("the launcher was closed")
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -249,6 +289,8 @@ class Launcher:
 
         def on_end() -> None:
             self._sandboxes.discard(sandbox)
+            if sandbox in self._spares:
+                self._spares.remove(sandbox)
             clean_up()
 
         sandbox = Sandbox(channel, pidfd, pid, spec, on_end)

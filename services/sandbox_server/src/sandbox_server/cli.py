@@ -60,6 +60,7 @@ def serve(
         bool, typer.Option(help="Let sandboxes use the host's network, its loopback included.")
     ] = False,
     max_sandboxes: Annotated[int, typer.Option(min=1, help="Most sandboxes at once.")] = 256,
+    spares: Annotated[int, typer.Option(min=0, help="Sandboxes kept ready beyond those.")] = 8,
     timeout_s: Annotated[
         float, typer.Option(min=1, help="Lifetime when a request names none.")
     ] = 300.0,
@@ -97,6 +98,7 @@ def serve(
             open_files=open_files,
         ),
         max_sandboxes=max_sandboxes,
+        spares=spares,
         default_timeout_s=min(timeout_s, max_timeout_s),
         max_timeout_s=max_timeout_s,
         max_output_bytes=max_output_mb << 20,

@@ -23,6 +23,7 @@ class ServerConfig:
         shares: Directories of the host that sandboxes see read-only, `bin` in front of `PATH`.
         limits: What each sandbox may use; a template may ask for less memory.
         max_sandboxes: Running and paused ones together; more are refused with 429.
+        spares: Sandboxes kept ready beyond those that exist.
         max_templates: Templates and snapshots; more are refused with 429.
         max_snapshot_bytes: The longest snapshot file.
         default_timeout_s: Lifetime of a sandbox whose request names none (`POST /v2/sandboxes`).
@@ -41,6 +42,7 @@ class ServerConfig:
     shares: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     max_sandboxes: int = 256
+    spares: int = 8
     max_templates: int = 1000
     max_snapshot_bytes: int = 2 << 30
     default_timeout_s: float = 300.0

@@ -106,7 +106,8 @@ class Registry:
         self._launcher = Launcher(
             isolation=config.isolation,
             shares=config.shares,
-            data_dir=None,
+            spares=min(config.spares, config.max_sandboxes),
+            spare_spec=SandboxSpec(network=config.network, limits=config.limits),
         )
         self._starting = 0
         self._keys: OrderedDict[str, tuple[str, asyncio.Future[SandboxRecord]]] = OrderedDict()
@@ -230,7 +231,7 @@ class Registry:
         if template.memory_mb is not None:
             wanted = max(64, template.memory_mb) << 20
             limits = replace(limits, memory_bytes=min(limits.memory_bytes, wanted))
-        spec = SandboxSpec(hostname=sandbox_id[:12], network=network, limits=limits)
+        spec = SandboxSpec(network=network, limits=limits)
         self._starting += 1
         try:
             sandbox = await self._launcher.create(

@@ -186,7 +186,7 @@ def _exec(
             file.write(b"1000")
         linux.drop_capabilities()
         syscalls.install()
-        os.execvpe(request["args"][0], request["args"], env)
+        os.execve(_find(request["args"][0], env.get("PATH", "")), request["args"], env)
     except (FileNotFoundError, NotADirectoryError):
         _give_up(report, "not_found", f"no such program: {request['args'][0]!r}")
     except OSError as error:
@@ -194,6 +194,17 @@ def _exec(
         _give_up(report, code, f"cannot start {request['args'][0]!r}: {error}")
     except BaseException as error:
         _give_up(report, "internal", f"{type(error).__name__}: {error}")
+
+
+def _find(program: str, path: str) -> str:
+    """Look a program up in `PATH`; directories that may not be read are passed over."""
+    if "/" in program:
+        return program
+    for directory in path.split(":"):
+        candidate = os.path.join(directory or ".", program)
+        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    raise FileNotFoundError
 
 
 def _give_up(report: int, code: str, text: str) -> NoReturn:

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import twinkle_isolation
+from twinkle_isolation import (
+    GuestError,
+    IsolationUnavailableError,
+    Launcher,
+    Limits,
+    Sandbox,
+    SandboxSpec,
+    SandboxStartError,
+    jail,
+)
+
+
+def test_all_names_resolve() -> None:
+    for name in twinkle_isolation.__all__:
+        assert getattr(twinkle_isolation, name).__name__ == name or name == "IsolationMode"
+    with pytest.raises(AttributeError):
+        _ = twinkle_isolation.nothing  # type: ignore[attr-defined]
+
+
+def test_data_pickles() -> None:
+    spec = SandboxSpec(env={"a": "b"}, limits=Limits(processes=3))
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    error = pickle.loads(pickle.dumps(GuestError("not_found", "no file")))
+    assert (error.code, str(error)) == ("not_found", "no file")
+
+
+@pytest.mark.parametrize("name", ["memory_bytes", "processes", "disk_bytes", "open_files"])
+def test_limits_that_cannot_work_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Limits(**{name: 0})  # type: ignore[arg-type]
+
+
+async def test_info_says_what_is_given() -> None:
+    async with Launcher() as launcher:
+        assert launcher.info.mode == "bubblewrap"
+        assert launcher.info.degraded == ""
+        assert launcher.info.sandbox_uid != 0
+    with pytest.raises(SandboxStartError):
+        await launcher.create()
+    with pytest.raises(RuntimeError):
+        _ = Launcher().info
+    with pytest.raises(ValueError, match="docker"):
+        Launcher(isolation="docker")  # type: ignore[arg-type]
+
+
+async def test_without_bubblewrap_auto_degrades_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(jail, "find_bwrap", lambda: None)
+    async with Launcher(isolation="auto") as launcher, await launcher.create() as sandbox:
+        assert launcher.info.mode == "process"
+        assert "no bwrap program" in launcher.info.degraded
+        assert (await sandbox.exec(["true"])).end.exit_code == 0
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "NOT isolated" in warnings[0].getMessage()
+
+
+async def test_a_bubblewrap_that_fails_is_an_error_when_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jail, "find_bwrap", lambda: "/bin/false")
+    with pytest.raises(IsolationUnavailableError, match="does not work here"):
+        await Launcher(isolation="bubblewrap").start()
+    async with Launcher(isolation="auto") as launcher:
+        assert launcher.info.mode == "process"
+
+
+async def test_spares_are_handed_out_and_made_again() -> None:
+    spec = SandboxSpec(limits=Limits(processes=50))
+    async with Launcher(spares=2, spare_spec=spec) as launcher:
+        seen: set[Sandbox] = set()
+        for _ in range(6):
+            sandbox = await launcher.create(spec)
+            assert (await sandbox.exec(["true"])).end.exit_code == 0
+            seen.add(sandbox)
+        assert len(seen) == 6
+        assert launcher.sandboxes == 6
+
+
+async def test_shares_are_read_only_and_in_the_path(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # sandboxes are another user
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "my-tool"
+    tool.write_text("#!/bin/sh\necho shared\n")
+    tool.chmod(0o755)
+    async with Launcher(shares=[tmp_path], isolation="bubblewrap") as launcher:
+        async with await launcher.create() as sandbox:
+            assert (await sandbox.exec(["my-tool"])).stdout == b"shared\n"
+            result = await sandbox.exec(["touch", f"{tmp_path}/new"])
+            assert result.end.exit_code != 0
+            assert b"Read-only" in result.stderr
+
+
+async def test_network_can_be_shared() -> None:
+    server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    connect = ["/bin/bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo in"]
+    async with server, Launcher(isolation="bubblewrap") as launcher:
+        async with await launcher.create(SandboxSpec(network=True)) as sandbox:
+            assert (await sandbox.exec(connect)).stdout == b"in\n"
+        async with await launcher.create(SandboxSpec(network=False)) as sandbox:
+            assert (await sandbox.exec(connect)).end.exit_code != 0
+
+
+async def test_the_jail_is_what_it_should_be() -> None:
+    look = (
+        "cat /proc/self/status; echo; ls -A / /etc /dev; id -u; cat /etc/passwd; hostname; "
+        "cat /proc/self/mounts; ls /proc | grep -c '^[0-9]'"
+    )
+    async with Launcher(isolation="bubblewrap") as launcher:
+        async with await launcher.create(SandboxSpec(hostname="box")) as sandbox:
+            result = await sandbox.exec(["/bin/bash", "-c", look])
+    text = result.stdout.decode()
+    assert "CapBnd:\t0000000000000000" in text
+    assert "NoNewPrivs:\t1" in text
+    assert "Seccomp:\t2" in text
+    assert "shadow" not in text
+    assert "\nbox\n" in text
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) == 6 and fields[1].startswith(("/usr", "/bin", "/lib")):
+            assert "ro" in fields[3].split(","), line
+
+
+async def test_files_that_only_the_host_should_see_are_not_there(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    async with Launcher(isolation="bubblewrap") as launcher:
+        async with await launcher.create() as sandbox:
+            for path in (
+                str(secret),
+                "/etc/shadow",
+                "/run/twinkle",
+                f"/proc/{os.getpid()}/environ",
+            ):
+                with pytest.raises(GuestError):
+                    await sandbox.read_file(path)
+
+
+async def test_a_dead_zygote_is_said_so() -> None:
+    launcher = Launcher(isolation="process")
+    await launcher.start()
+    zygote = launcher._zygote  # pyright: ignore[reportPrivateUsage]
+    assert zygote is not None
+    sandbox = await launcher.create()
+    zygote.kill()
+    await asyncio.wait_for(sandbox.wait_ended(), 10)
+    with pytest.raises(SandboxStartError):
+        for _ in range(100):
+            await launcher.create()
+    await launcher.close()
+    await launcher.close()
+
+
+@pytest.mark.parametrize("mode", ["bubblewrap", "process"])
+def test_a_killed_host_process_leaves_nothing(mode: str) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from twinkle_isolation import Launcher\n"
+        "async def main():\n"
+        f"    launcher = Launcher(isolation={mode!r}, spares=2)\n"
+        "    await launcher.start()\n"
+        "    sandbox = await launcher.create()\n"
+        "    await sandbox.start(['/bin/bash', '-c', 'setsid sleep 1234567 & sleep 1234567'])\n"
+        "    while not (await sandbox.exec(['pgrep', '-c', '-f', 'sleep 1234567'])).stdout.strip() >= b'2':\n"
+        "        pass\n"
+        "    print('ready', flush=True)\n"
+        "    await asyncio.sleep(1000)\n"
+        "asyncio.run(main())\n"
+    )
+    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    assert host.stdout.readline() == "ready\n"
+    host.send_signal(signal.SIGKILL)
+    host.wait()
+    host.stdout.close()
+    deadline = time.monotonic() + 15
+    while sleepers():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def sleepers() -> list[str]:
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[:2] == [b"sleep", b"1234567"]:
+            found.append(path.parent.name)
+    return found
