@@ -117,14 +117,13 @@ class EnvPoolAdapter(Env):
 
     def close(self) -> None:
         """Give a leased slot back; do nothing else, for the pool closes the environments."""
-        if self._leased:
-            self._released = True
-            self.slot = None
-            if self._forgotten is not None:
-                forgotten, self._forgotten = self._forgotten, None
-                if (found := forgotten.detach()) is not None:
-                    _, _, (slot, *_), _ = found
-                    self._pool.release(slot)
+        if not self._leased:
+            return
+        self._released = True
+        slot, self.slot = self.slot, None
+        if slot is not None and self._forgotten is not None:
+            self._forgotten.detach()
+            self._pool.leases.release(slot)
 
     async def aclose(self) -> None:
         """Give a leased slot back; as `close`, which does not block."""

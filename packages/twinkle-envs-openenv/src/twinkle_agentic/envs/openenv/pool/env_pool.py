@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,7 +18,7 @@ from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
 from twinkle_agentic.envs.openenv.pool.factory import EnvFactory
 from twinkle_agentic.envs.openenv.pool.lease import Leases
 from twinkle_agentic.envs.openenv.pool.requests import RequestMaker
-from twinkle_agentic.envs.openenv.pool.start import start_workers
+from twinkle_agentic.envs.openenv.pool.start import cut_into_shards, start_workers
 from twinkle_agentic.envs.openenv.pool.stats import WorkerStats, collect_stats
 from twinkle_agentic.envs.openenv.pool.stragglers import Stragglers
 from twinkle_agentic.envs.openenv.pool.wire import as_result, value_or_raise
@@ -107,7 +106,7 @@ class EnvPool(BatchCalls):
         close_timeout_s: float = 10.0,
     ) -> None:
         world_size = _world_size(device_mesh, num_workers)
-        shards = _shards(pool_size, world_size)
+        shards = cut_into_shards(pool_size, world_size)
         limits = {
             "step_timeout_s": step_timeout_s,
             "reset_timeout_s": reset_timeout_s,
@@ -386,11 +385,3 @@ def _world_size(device_mesh: HasWorldSize | None, num_workers: int | None) -> in
     if size < 1:
         raise ValueError(f"the world_size of device_mesh must be at least 1, found {size!r}")
     return size
-
-
-def _shards(pool_size: int, world_size: int) -> list[range]:
-    """Cut the slots into shards; workers that would hold nothing are left out."""
-    if pool_size < 1:
-        raise ValueError(f"pool_size must be at least 1, found {pool_size!r}")
-    size = math.ceil(pool_size / max(1, world_size))
-    return [range(start, min(start + size, pool_size)) for start in range(0, pool_size, size)]

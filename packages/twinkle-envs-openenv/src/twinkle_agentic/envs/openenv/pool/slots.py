@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import ErrorKind
@@ -277,7 +277,7 @@ def _checked(result: Any, op: str) -> StepResult:
         raise TypeError(f"{op} must return a StepResult, found {result!r}") from None
     if type(reward) is float and math.isfinite(reward) and type(info) is dict:
         return StepResult(str(observation), reward, bool(done), dict(info))
-    details: dict[str, Any] = dict(info or {})
+    details: dict[str, Any] = dict(cast("dict[str, Any]", info or {}))
     return StepResult.scored(str(observation), reward, done=bool(done), info=details)
 
 

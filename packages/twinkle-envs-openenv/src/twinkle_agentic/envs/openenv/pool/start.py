@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,23 @@ from twinkle_agentic.envs.openenv.pool.ray_workers import RayWorkers, import_ray
 from twinkle_agentic.envs.openenv.pool.wire import Failure, unpack_reply
 from twinkle_agentic.envs.openenv.pool.workers import Workers
 
-__all__ = ["pack_spec", "start_workers"]
+__all__ = ["cut_into_shards", "pack_spec", "start_workers"]
+
+
+def cut_into_shards(pool_size: int, world_size: int) -> list[range]:
+    """Cut the slots into shards; workers that would hold nothing are left out.
+
+    Args:
+        pool_size: Number of slots.
+        world_size: Number of workers; 0 makes one shard, for this process.
+
+    Raises:
+        ValueError: `pool_size` is not positive.
+    """
+    if pool_size < 1:
+        raise ValueError(f"pool_size must be at least 1, found {pool_size!r}")
+    size = math.ceil(pool_size / max(1, world_size))
+    return [range(start, min(start + size, pool_size)) for start in range(0, pool_size, size)]
 
 
 def start_workers(

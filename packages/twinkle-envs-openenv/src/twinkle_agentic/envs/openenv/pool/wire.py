@@ -76,12 +76,9 @@ class Failure:
     retryable: bool = False
     worker_lost: bool = False
 
-    def as_result(self, episode_reward: float | None = None) -> StepResult:
-        """Make the result of a step that failed with this; what was earned before stays."""
-        result = StepResult.failed(self.text, kind=self.kind, retryable=self.retryable)
-        if episode_reward is not None:
-            result.info["episode_reward"] = episode_reward
-        return result
+    def as_result(self) -> StepResult:
+        """Make the result of a step that failed with this."""
+        return StepResult.failed(self.text, kind=self.kind, retryable=self.retryable)
 
     def as_error(self) -> TwinkleEnvError:
         """Make the exception that a failed `reset` raises."""
