@@ -255,3 +255,21 @@ def test_compiled_schema_pickles() -> None:
     validate = pickle.loads(pickle.dumps(compile_schema(SCHEMA, tool_name="t")))
     with pytest.raises(ArgumentsError, match="'n' is a required property"):
         validate({})
+
+
+def test_the_same_schema_is_compiled_once() -> None:
+    def schema(default: object) -> dict[str, Any]:
+        return {"type": "object", "properties": {"a": {"const": default}}}
+
+    first = compile_schema(schema(1), tool_name="once")
+    assert compile_schema(schema(1), tool_name="once") is first
+    assert compile_schema(schema(True), tool_name="once") is not first
+    assert compile_schema(schema(1), tool_name="other") is not first
+
+
+def test_a_compiled_schema_does_not_follow_later_changes() -> None:
+    schema: dict[str, Any] = {"type": "object", "required": []}
+    compile_schema(schema, tool_name="later")({})
+    schema["required"].append("a")
+    with pytest.raises(ArgumentsError, match="'a'"):
+        compile_schema(schema, tool_name="later")({})

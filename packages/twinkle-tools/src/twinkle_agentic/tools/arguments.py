@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
+import marshal
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,6 +83,21 @@ def compile_schema(schema: object, *, tool_name: str) -> Validate:
     Raises:
         ValueError: The schema itself is invalid.
     """
+    # A rollout makes a manager per trajectory, all with the same schemas, and compiling takes
+    # milliseconds. marshal tells apart what equality does not (1 and True), and copies.
+    try:
+        key = marshal.dumps(cast("Any", schema), 2)
+    except ValueError:  # some other mapping
+        return _compile(schema, tool_name)
+    return _compiled(key, tool_name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(key: bytes, tool_name: str) -> Validate:
+    return _compile(marshal.loads(key), tool_name)
+
+
+def _compile(schema: object, tool_name: str) -> Validate:
     # jsonschema takes 60 ms to import; a process that only defines environments never needs it.
     from jsonschema import Draft202012Validator, SchemaError, validators
     from referencing.jsonschema import EMPTY_REGISTRY
