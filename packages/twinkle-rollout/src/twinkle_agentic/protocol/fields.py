@@ -10,6 +10,8 @@ __all__ = ["fields_of", "items_of"]
 
 def fields_of(value: object) -> Mapping[str, Any]:
     """Return a mapping as it is, and an empty one for anything else."""
+    if type(value) is dict:  # nearly always; asking the abstract class costs ten times as much
+        return cast("dict[str, Any]", value)
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 

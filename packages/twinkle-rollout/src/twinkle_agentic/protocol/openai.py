@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -14,13 +13,14 @@ from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.errors import ApiError, ApiTimeoutError
 from twinkle_agentic.protocol.reply import Completion, read_completion
+from twinkle_agentic.protocol.request import request_body
 from twinkle_agentic.protocol.retry import RetryPolicy
-from twinkle_agentic.protocol.sampling import sampling_fields
 from twinkle_agentic.protocol.transport import HttpTransport, connection_limit, proxy_for
 from twinkle_agentic.tools.types import Message, Trajectory
 
 __all__ = ["OpenAI"]
 
+_NO_FIELDS: Mapping[str, Any] = {}
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _DEFAULT_TIMEOUT_S = 600.0
 _DEFAULT_MAX_RESPONSE_BYTES = 64 * 2**20
@@ -66,6 +66,9 @@ class OpenAI(API):
         >>> api({"messages": [{"role": "user", "content": "Hello"}]}, SamplingParams())  # doctest: +SKIP
         {'role': 'assistant', 'content': 'Hi!', 'finish_reason': 'stop'}
     """
+
+    bounds_itself = True
+    """`acomplete` ends soon after its limit or a cancellation; a rollout need not guard it."""
 
     def __init__(
         self,
@@ -154,7 +157,10 @@ class OpenAI(API):
             ApiError: The request failed for good; see `twinkle_agentic.protocol.errors`.
             ValueError: Streaming was asked for, or the request cannot be written as JSON.
         """
-        body = self.request_body(trajectory, sampling_params, {**overrides, **(extra_body or {})})
+        fields = extra_body or _NO_FIELDS
+        if overrides:
+            fields = {**overrides, **fields}
+        body = request_body(self.model, trajectory, sampling_params, fields)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         async with self._http.lease() as shared, shared.slots:
             deadline = time.monotonic() + limit_s
@@ -174,27 +180,6 @@ class OpenAI(API):
     def lease(self) -> AbstractAsyncContextManager[Any]:
         """Keep the connections of the running event loop open inside the `async with` block."""
         return self._http.lease()
-
-    def request_body(
-        self, trajectory: Trajectory, sampling_params: Any, overrides: Mapping[str, Any]
-    ) -> bytes:
-        """Write the request as JSON.
-
-        Raises:
-            ValueError: Streaming was asked for, or a value has no place in JSON.
-        """
-        if overrides.get("stream"):
-            raise ValueError("stream=True is not supported: the client reads whole replies")
-        body: dict[str, Any] = {"model": self.model, "messages": trajectory.get("messages", [])}
-        body.update(sampling_fields(sampling_params))
-        tools = trajectory.get("tools")
-        if tools:
-            body["tools"] = tools
-        body.update(overrides)
-        try:
-            return json.dumps(body, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the request cannot be written as JSON: {error}") from error
 
     async def _attempt(
         self,

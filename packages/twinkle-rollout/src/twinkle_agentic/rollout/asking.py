@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -58,6 +59,7 @@ class Ask:
         pool: ThreadPool,
     ) -> None:
         self._api = api
+        self._bounds_itself = bool(getattr(api, "bounds_itself", False))
         self._acomplete = getattr(api, "acomplete", None)
         self._params = sampling_params
         self._extra: dict[str, Any] = {"extra_body": dict(extra_body)} if extra_body else {}
@@ -76,16 +78,25 @@ class Ask:
     async def __call__(self, trajectory: dict[str, Any], deadline: Deadline) -> Completion:
         """Ask for the next message.
 
+        Args:
+            trajectory: `messages` and `tools`; its list is not changed, and is copied for API objects not ours.
+            deadline: Of the trajectory.
+
         Raises:
             TimeoutError: No reply within the limit or before the deadline.
             Exception: Whatever the API object raised.
         """
+        if not self._bounds_itself:
+            trajectory = {**trajectory, "messages": list(trajectory["messages"])}
         if self._acomplete is not None:
             default_s: Any = getattr(self._api, "timeout_s", _DEFAULT_REQUEST_TIMEOUT_S)
             limit_s = deadline.cap_s(self._timeout_s or default_s)
             work = self._acomplete(trajectory, self._params, timeout_s=limit_s, **self._extra)
             # The client keeps its own limit, which does not count the wait for a connection.
-            return await bounded(work, deadline.left_s())
+            if not self._bounds_itself:
+                return await bounded(work, deadline.left_s())
+            async with asyncio.timeout(deadline.left_s()):
+                return await work
         limit_s = deadline.cap_s(self._timeout_s or _DEFAULT_REQUEST_TIMEOUT_S)
         try:
             reply: Any = await bounded(self._blocking(trajectory), limit_s)

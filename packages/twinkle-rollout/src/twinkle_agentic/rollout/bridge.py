@@ -6,6 +6,7 @@ conversation, and labelled -100.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -177,11 +178,9 @@ def _pad_token_types(feature: dict[str, Any], count: int) -> None:
     if types is None:
         return
     if hasattr(types, "new_zeros"):  # a tensor
-        import torch  # pyright: ignore
-
-        feature["mm_token_type_ids"] = torch.cat(  # pyright: ignore
-            [types, types.new_zeros((*types.shape[:-1], count))], dim=-1
-        )
+        torch: Any = importlib.import_module("torch")
+        zeros = types.new_zeros((*types.shape[:-1], count))
+        feature["mm_token_type_ids"] = torch.cat([types, zeros], dim=-1)
         return
     rows: list[Any] = plain(types)
     if rows and isinstance(rows[0], list):

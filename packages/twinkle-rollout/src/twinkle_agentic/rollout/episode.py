@@ -11,6 +11,7 @@ from typing import Any, cast
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.protocol.fields import fields_of, items_of
+from twinkle_agentic.protocol.request import Conversation
 from twinkle_agentic.rollout.asking import Ask, Failure, failure_of
 from twinkle_agentic.rollout.env_session import (
     close_env,
@@ -81,7 +82,7 @@ class Episode:
         self._messages: list[dict[str, Any]] = [
             dict(fields_of(message)) for message in items_of(trajectory.get("messages"))
         ]
-        self._wire: list[dict[str, Any]] = []
+        self._wire = Conversation([])
         self._used_ids: set[str] = set()
         self._tools: list[Any] | None = None
         self._offered: frozenset[str] = frozenset()
@@ -179,7 +180,9 @@ class Episode:
             str(fields_of(fields_of(tool).get("function")).get("name"))
             for tool in self._tools or ()
         )
-        self._wire = wire_history(self._messages, used_ids=self._used_ids, offered=self._offered)
+        self._wire = Conversation(
+            wire_history(self._messages, used_ids=self._used_ids, offered=self._offered)
+        )
         if not self._wire:
             self._end(
                 StopReason.API_ERROR,
@@ -208,7 +211,7 @@ class Episode:
 
     async def _next_reply(self) -> Reply | None:
         """Ask for one message and take it in; `None` where there is none."""
-        trajectory: dict[str, Any] = {"messages": list(self._wire)}
+        trajectory: dict[str, Any] = {"messages": self._wire}
         if self._tools:
             trajectory["tools"] = self._tools
         ask = self._plan.ask
