@@ -49,9 +49,9 @@ def bash(command):
         "printf %s {x}",
         "printf %s '{x}'",
         'printf %s "{x}"',
-        "printf %s a{x}b | sed 's/^a//; s/b$//'",
+        'v=a{x}b; v=${{v#a}}; printf %s "${{v%b}}"',
         'printf %s "$(printf %s {x})"',
-        "v={x}; printf %s \"$v\"",
+        'v={x}; printf %s "$v"',
         "(printf %s {x})",
         "true # it's a comment\nprintf %s {x}",
         'echo "$#" >/dev/null; printf %s {x}',
@@ -60,8 +60,6 @@ def bash(command):
     ],
 )
 def test_values_arrive_verbatim(template, value):
-    if value.endswith("\n") or (value == "trailing\\" and "sed" in template):
-        pytest.skip("the template itself would change the value")
     command = CommandTemplate.parse(template, tool("x")).fill({"x": value})
     assert bash(command).removesuffix("\n") == value
 

@@ -111,7 +111,9 @@ def test_what_may_pass_is_tried_again_with_the_same_key(server, make_env, status
     assert list(server.sandboxes) == [env.sandbox_id]
 
 
-@pytest.mark.parametrize(("body", "words"), [("no nodes available", "no nodes available"), ("", "")])
+@pytest.mark.parametrize(
+    ("body", "words"), [("no nodes available", "no nodes available"), ("", "")]
+)
 def test_a_full_server_is_waited_for_within_the_limit(server, make_env, body, words):
     server.fault(*CREATE, status=503, body=body, times=99)
     with pytest.raises(SandboxUnavailableError, match=f"capacity_timeout_s=0.6.*{words}") as caught:

@@ -127,6 +127,55 @@ def test_ctrl_c_during_a_command_kills(server):
     assert server.sandboxes == {}
 
 
+def test_ctrl_c_ends_the_wait_for_a_synchronous_command(server):
+    trainer = client(
+        server,
+        "env.reset()\n"
+        "try:\n"
+        "    env.step('run_command', {'command': 'echo begun; sleep 60'})\n"
+        "except KeyboardInterrupt:\n"
+        "    env.close(); print('closed', flush=True)\n",
+    )
+    until(lambda: server.count("POST", "/process.Process/Start") == 1, 60)
+    trainer.send_signal(signal.SIGINT)
+    out, _ = trainer.communicate(timeout=20)
+    assert (trainer.returncode, out) == (0, "closed\n")
+    assert server.sandboxes == {}
+
+
+@pytest.mark.parametrize("how", ["env.reset()", "import asyncio; asyncio.run(env.areset())"])
+def test_ctrl_c_during_a_creation_that_succeeds_later(server, how):
+    server.create_delay_s = 2.0
+    trainer = client(server, how + "\n")
+    until(lambda: server.count("POST", "/v2/sandboxes") == 1, 60)
+    trainer.send_signal(signal.SIGINT)
+    trainer.communicate(timeout=30)
+    assert trainer.returncode != 0
+    assert server.creating == 0
+    assert server.sandboxes == {}
+
+
+def test_ctrl_c_during_setup(server):
+    trainer = client(server, "make(setup_commands=['sleep 60']).reset()\n")
+    until(lambda: server.count("POST", "/process.Process/Start") == 1, 60)
+    trainer.send_signal(signal.SIGINT)
+    trainer.communicate(timeout=30)
+    assert trainer.returncode != 0
+    assert server.sandboxes == {}
+
+
+def test_nothing_is_created_once_the_interpreter_exits(server):
+    server.fault("POST", "/v2/sandboxes", status=503, body="busy", times=99)
+    trainer = client(
+        server,
+        "threading.Thread(target=make(capacity_timeout_s=60).reset, daemon=True).start()\n"
+        "time.sleep(1.5)\n",
+    )
+    trainer.communicate(timeout=30)
+    assert trainer.returncode == 0
+    assert server.sandboxes == {}
+
+
 def test_ctrl_c_during_creation_leaves_nothing(server):
     server.create_delay_s = 1.0
     trainer = client(server, "env.reset()\n")

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from twinkle_agentic.envs.agentenv.lease import live_leases
 from twinkle_agentic.envs.errors import SandboxLostError
 
 START = ("POST", "/process.Process/Start")
@@ -101,9 +102,12 @@ def _wait_and_kill(server, sandbox_id):
 
 
 def test_a_server_that_is_down_loses_its_sandboxes(server, env):
+    lease = env._hold.lease
     server.stop()
     assert_lost(env, env.step("run_command", {"command": "true"}))
     env.close()
+    assert lease in live_leases(), "the exit of the interpreter would try again"
+    lease.forget()
 
 
 def test_a_sandbox_that_hangs_is_bounded_and_ends_the_episode(server, make_env):
@@ -162,7 +166,11 @@ def test_a_connection_that_breaks_keeps_the_output_and_the_episode(server, env):
 
     server.http.RequestHandlerClass.run = breaking
     result = env.step("run_command", {"command": "echo half; sleep 5"})
-    assert (result.done, result.info["error_kind"], result.info["retryable"]) == (False, "env", True)
+    assert (result.done, result.info["error_kind"], result.info["retryable"]) == (
+        False,
+        "env",
+        True,
+    )
     assert result.observation.startswith("half\nError: the connection to sandbox")
     assert env.step("run_command", {"command": "echo on"}).observation == "on"
 

@@ -211,7 +211,8 @@ def test_a_handler_uses_the_sandbox(env):
 
 
 @pytest.mark.parametrize(
-    ("answer", "observation"), [(None, ""), ({"a": [1]}, '{"a": [1]}'), (3, "3"), ("x\ud800", "x\ufffd")]
+    ("answer", "observation"),
+    [(None, ""), ({"a": [1]}, '{"a": [1]}'), (3, "3"), ("x\ud800", "x\ufffd")],
 )
 def test_what_a_handler_returns_becomes_text(env, answer, observation):
     env.register_tool(schema("t"), lambda e, a: answer)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from twinkle_agentic.envs.agentenv.default_tools import seconds_argument, text_argument
 from twinkle_agentic.envs.agentenv.hold import Hold
 from twinkle_agentic.envs.agentenv.types import ExecResult, SandboxSpec
+from twinkle_agentic.envs.agentenv.waiting import interruptible
 from twinkle_agentic.envs.errors import (
     EnvTimeoutError,
     SandboxError,
@@ -141,7 +142,7 @@ class SandboxAccess:
 
         data = clean_text(content).encode() if isinstance(content, str) else content
         with self._watched() as lease:
-            write_bytes(lease, path, data)
+            interruptible(write_bytes, lease, path, data)
 
     def read_file(self, path: str) -> bytes:
         """Read a file of at most 64 MiB.
@@ -154,7 +155,7 @@ class SandboxAccess:
         from twinkle_agentic.envs.agentenv.files import read_bytes
 
         with self._watched() as lease:
-            return read_bytes(lease, path)
+            return interruptible(read_bytes, lease, path)
 
     def snapshot(self, name: str | None = None) -> str:
         """Keep the state of the sandbox as a template of its own.
@@ -169,7 +170,7 @@ class SandboxAccess:
         from twinkle_agentic.envs.agentenv.branching import take_snapshot
 
         with self._watched() as lease:
-            return take_snapshot(lease, name)
+            return interruptible(take_snapshot, lease, name)
 
     def delete_snapshot(self, snapshot_id: str) -> bool:
         """Delete a snapshot from the server; return whether there was one.
@@ -189,8 +190,13 @@ class SandboxAccess:
         from twinkle_agentic.envs.agentenv.commands import run_command
 
         with self._watched() as lease:
-            return run_command(
-                lease, command, timeout_s=timeout_s, keep_lease=self.refresh_timeout, **options
+            return interruptible(
+                run_command,
+                lease,
+                command,
+                timeout_s=timeout_s,
+                keep_lease=self.refresh_timeout,
+                **options,
             )
 
     @contextlib.contextmanager

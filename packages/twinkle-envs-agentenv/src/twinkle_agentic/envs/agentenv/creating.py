@@ -21,6 +21,7 @@ from twinkle_agentic.envs.agentenv.failures import Failure, Fault, read_failure
 from twinkle_agentic.envs.agentenv.gate import gate_of
 from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.types import SandboxSpec
+from twinkle_agentic.envs.agentenv.waiting import exiting, pending_creation
 from twinkle_agentic.envs.errors import SandboxError, SandboxUnavailableError
 from twinkle_agentic.tools.text import truncate_middle
 
@@ -69,7 +70,6 @@ def create_sandbox(spec: SandboxSpec, *, extra_labels: Mapping[str, str] | None 
         SandboxRefusedError: The server refuses.
     """
     params = spec.connection.params(retries=0)
-    gate = gate_of(spec.connection.address)
     create_id = uuid.uuid4().hex
     metadata = {
         **spec.metadata,
@@ -77,6 +77,25 @@ def create_sandbox(spec: SandboxSpec, *, extra_labels: Mapping[str, str] | None 
         labels.CREATE_ID: create_id,
         **(extra_labels or {}),
     }
+    with pending_creation():
+        sandbox, taken_at, unsure = _ask(spec, metadata, create_id, params)
+        lease = Lease(sandbox, spec, taken_at=taken_at)
+    if exiting.is_set():
+        lease.kill()
+        raise SandboxUnavailableError("the interpreter exits")
+    if unsure:
+        _kill_strays(spec, create_id, keep=lease.sandbox_id)
+    return lease
+
+
+def _ask(
+    spec: SandboxSpec, metadata: dict[str, str], create_id: str, params: dict[str, Any]
+) -> tuple[Sandbox, float, bool]:
+    """Ask until there is an answer; return the sandbox, when it was asked for, and a doubt.
+
+    The doubt is whether an earlier try made a sandbox too.
+    """
+    gate = gate_of(spec.connection.address)
     unsure = False
     tries = 0
     give_up_at: float | None = None
@@ -88,31 +107,25 @@ def create_sandbox(spec: SandboxSpec, *, extra_labels: Mapping[str, str] | None 
                 if give_up_at is None:
                     give_up_at = taken_at + spec.capacity_timeout_s
                 try:
-                    sandbox = _request(spec, metadata, create_id, params)
+                    return _request(spec, metadata, create_id, params), taken_at, unsure
                 except Exception as error:
                     failure = read_failure(error)
                     unsure = unsure or failure.ambiguous
                     cause = error
-                else:
-                    break
             delay = _delay(failure, tries)
-            if delay is None or time.monotonic() + delay > give_up_at:
+            if delay is None or time.monotonic() + delay > give_up_at or exiting.wait(delay):
                 raise refusal(failure, spec, tries=tries) from cause
-            time.sleep(delay)
     except BaseException as error:
         # A creation that was interrupted, or whose answer never came, may have happened.
         if unsure or not isinstance(error, SandboxError):
             _kill_strays(spec, create_id, keep=None)
         raise
-    lease = Lease(sandbox, spec, taken_at=taken_at)
-    if unsure:
-        _kill_strays(spec, create_id, keep=sandbox.sandbox_id)
-    return lease
 
 
 def refusal(failure: Failure, spec: SandboxSpec, *, tries: int = 1) -> SandboxUnavailableError:
     """Make the error of a creation that failed for good."""
     server, words = f"the server at {spec.connection.address}", failure.words
+    words += spec.connection.proxy_hint()
     match failure.fault:
         case Fault.METHOD:
             return SandboxRefusedError(
@@ -139,8 +152,7 @@ def refusal(failure: Failure, spec: SandboxSpec, *, tries: int = 1) -> SandboxUn
             )
         case Fault.SERVER | Fault.TIMEOUT | Fault.UNREACHABLE:
             return SandboxUnavailableError(
-                f"{server} gave no sandbox of template {spec.template!r} in {tries} tries: "
-                f"{words}{spec.connection.proxy_hint()}"
+                f"{server} gave no sandbox of template {spec.template!r} in {tries} tries: {words}"
             )
 
 

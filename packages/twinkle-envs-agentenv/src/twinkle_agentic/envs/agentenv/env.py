@@ -21,6 +21,7 @@ from twinkle_agentic.envs.agentenv.default_tools import (
 )
 from twinkle_agentic.envs.agentenv.errors import CommandBrokenError, ToolFaultError
 from twinkle_agentic.envs.agentenv.types import OnTimeout, SandboxSpec, SetupErrors
+from twinkle_agentic.envs.agentenv.waiting import interruptible
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import (
     ErrorKind,
@@ -247,11 +248,11 @@ class AgentEnv(SandboxAccess, Env):
             return self._first(lease)
         ticket = self._hold.release()
         self._ended = None
-        lease = self._start(trajectory)
-        if not self._hold.take(lease, ticket):
-            lease.kill()
-            raise SandboxError("the env was closed while its sandbox started", retryable=True)
-        return self._first(lease)
+        try:
+            return self._first(interruptible(self._start, trajectory, ticket))
+        except BaseException:
+            self._hold.release()  # an interrupted start goes on, and kills what comes of it
+            raise
 
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one tool; never raises.
@@ -331,7 +332,14 @@ class AgentEnv(SandboxAccess, Env):
         twin._hold.take(lease, 0)
         return twin
 
-    def _start(self, trajectory: Trajectory | None) -> Lease:
+    def _start(self, trajectory: Trajectory | None, ticket: int) -> Lease:
+        lease = self._make(trajectory)
+        if not self._hold.take(lease, ticket):
+            lease.kill()
+            raise SandboxError("the env was closed while its sandbox started", retryable=True)
+        return lease
+
+    def _make(self, trajectory: Trajectory | None) -> Lease:
         from twinkle_agentic.envs.agentenv.creating import start_sandbox
 
         if self._pool is not None:

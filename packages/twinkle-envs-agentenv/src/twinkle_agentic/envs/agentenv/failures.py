@@ -47,6 +47,10 @@ __all__ = [
 
 _WORDS_CHARS = 500  # of a server's answer that are quoted
 _STATUS = re.compile(r"(\d{3}): ")  # how the SDK begins the text of an error without `status_code`
+_ADVICE = re.compile(  # what the SDK appends for its own users
+    r": (The sandbox (was killed or|could not be reached|is running but)|This error is likely due|"
+    r"The request was cancelled by|Rate limit exceeded).*"
+)
 _PROBE_TIMEOUT_S = 10.0
 _PROBE_DELAYS_S = (0.3, 1.0)  # between the tries of a probe that got no answer
 
@@ -168,7 +172,9 @@ def probe(sandbox_id: str, connection: Connection, *, tries: int = 3) -> Probe:
             if failure.fault is Fault.NOT_FOUND:
                 return Probe(state=SandboxState.GONE, words=failure.words)
             found = Probe(state=SandboxState.UNKNOWN, words=failure.words)
-            if failure.fault in (Fault.UNAUTHORIZED, Fault.REFUSED, Fault.METHOD):
+            # Another try changes nothing; a refused connection the SDK has tried four times.
+            unreachable = failure.fault is Fault.UNREACHABLE and not failure.ambiguous
+            if unreachable or failure.fault in (Fault.UNAUTHORIZED, Fault.REFUSED, Fault.METHOD):
                 return found
         else:
             paused = state == SandboxState.PAUSED
@@ -253,7 +259,7 @@ def _words_of(error: BaseException) -> str:
     body = getattr(error, "doc", None)  # of a JSONDecodeError: the text that is no JSON
     if isinstance(body, str):
         return " ".join(body.split())[:_WORDS_CHARS] or "(an empty answer)"
-    text = " ".join(str(error).split())[:_WORDS_CHARS]
+    text = _ADVICE.sub("", " ".join(str(error).split()))[:_WORDS_CHARS]
     return text or type(error).__name__
 
 

@@ -20,6 +20,7 @@ from e2b import AsyncSandbox, Sandbox
 
 from twinkle_agentic.envs.agentenv.failures import Fault, read_failure
 from twinkle_agentic.envs.agentenv.types import SandboxSpec
+from twinkle_agentic.envs.agentenv.waiting import exiting, wait_for_creations
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ _EXIT_S = 15.0  # the interpreter's exit waits this long for the kills
 
 _lock = threading.Lock()
 _live: dict[str, Lease] = {}
-_exit_hook = False
 
 
 class Lease:
@@ -190,28 +190,26 @@ async def _kill_one(lease: Lease) -> None:
 
 
 def _enlist(lease: Lease) -> None:
-    global _exit_hook
     with _lock:
         _live[lease.sandbox_id] = lease
-        if not _exit_hook:
-            _exit_hook = True
-            atexit.register(_at_exit)
 
 
 def _at_exit() -> None:
+    exiting.set()
     try:
-        left = kill_all()
+        left = kill_all(timeout_s=max(5.0, wait_for_creations(_EXIT_S)))
     except Exception:  # nothing may stop the interpreter from exiting
         logger.exception("the remaining sandboxes could not be killed")
         return
     if left:
-        logger.warning("%d sandboxes could not be killed at exit: run a sweep", len(left))
+        logger.warning("not killed at exit, run a sweep: %s", ", ".join(left))
 
 
 def _forget_after_fork() -> None:
-    global _lock, _exit_hook
+    global _lock
     _lock = threading.Lock()
     _live.clear()
 
 
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_forget_after_fork)
