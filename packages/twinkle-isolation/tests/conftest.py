@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+
 from twinkle_isolation import Launcher, Limits, Sandbox, SandboxSpec
 
 SMALL = SandboxSpec(

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 import twinkle_isolation
 from twinkle_isolation import (
     GuestError,
@@ -139,16 +140,15 @@ async def test_the_jail_is_what_it_should_be() -> None:
 async def test_files_that_only_the_host_should_see_are_not_there(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("x")
-    async with Launcher(isolation="bubblewrap") as launcher:
-        async with await launcher.create() as sandbox:
-            for path in (
-                str(secret),
-                "/etc/shadow",
-                "/run/twinkle",
-                f"/proc/{os.getpid()}/environ",
-            ):
-                with pytest.raises(GuestError):
-                    await sandbox.read_file(path)
+    async with Launcher(isolation="bubblewrap") as launcher, await launcher.create() as sandbox:
+        for path in (
+            str(secret),
+            "/etc/shadow",
+            "/run/twinkle",
+            f"/proc/{os.getpid()}/environ",
+        ):
+            with pytest.raises(GuestError):
+                await sandbox.read_file(path)
 
 
 async def test_a_dead_zygote_is_said_so() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from twinkle_isolation._wire import MAX_BODY_BYTES, FrameBuffer, FrameError, encode
 
 

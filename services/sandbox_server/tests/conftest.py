@@ -14,6 +14,7 @@ from typing import Any
 
 import e2b
 import pytest
+
 import sandbox_server
 import twinkle_isolation
 

@@ -22,8 +22,8 @@ Event = tuple[dict[str, Any], bytes]
 class Call:
     """One request and the events that answer it, in order.
 
-    What arrives faster than it is read is bounded: past 4 MiB the supervisor is told to hold this one request.
-    A detached call drops its data, so that a program nobody listens to never blocks.
+    What arrives faster than it is read is bounded: past 4 MiB the supervisor is told to hold this
+    one request. A detached call drops its data, so that a program nobody listens to never blocks.
     """
 
     def __init__(self, channel: Channel, number: int) -> None:

@@ -1,8 +1,8 @@
 """Frames between the host and the supervisor of a sandbox.
 
-A frame is an 8-byte header (two big-endian uint32: length of the JSON part, length of the body), the JSON object,
-and the body: raw bytes, so file contents and program output are never encoded. Both ends use this module, so it
-imports nothing but the standard library.
+A frame is an 8-byte header (two big-endian uint32: length of the JSON part, length of the body),
+the JSON object, and the body: raw bytes, so file contents and program output are never encoded.
+Both ends use this module, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import json
 import struct
 from typing import Any
 
-__all__ = ["MAX_BODY_BYTES", "FrameBuffer", "FrameError", "encode"]
+__all__ = ["MAX_BODY_BYTES", "Frame", "FrameBuffer", "FrameError", "Message", "encode"]
 
 MAX_BODY_BYTES = 1 << 20
 _MAX_JSON_BYTES = 4 << 20
 _HEADER = struct.Struct("!II")
 
-Frame = tuple[dict[str, Any], bytes]
+Message = dict[str, Any]
+Frame = tuple[Message, bytes]
 
 
 class FrameError(ValueError):
@@ -50,7 +51,8 @@ class FrameBuffer:
         """Add bytes and return the frames that are complete now.
 
         Raises:
-            FrameError: The header announces more than a frame may hold, or the JSON part is not an object.
+            FrameError: The header announces more than a frame may hold, or the JSON part is not an
+                object.
         """
         self._data += data
         frames: list[Frame] = []

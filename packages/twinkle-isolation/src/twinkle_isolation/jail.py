@@ -1,7 +1,7 @@
 """The jail around the zygote: which command starts it, and whether that works here.
 
-bubblewrap runs once, for the zygote. It builds the root that all sandboxes take their read-only part from, and its
-pid namespace guarantees that nothing outlives it.
+bubblewrap runs once, for the zygote. It builds the root that all sandboxes take their read-only
+part from, and its pid namespace guarantees that nothing outlives it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def jail_command(
         bwrap: The bubblewrap program.
         control_fd: The inherited socket.
         shares: Directories that are visible at their own path, read-only.
-        privileged: Run as root without a user namespace, so that the zygote can give each sandbox another user.
+        privileged: Run as root without a user namespace, so that the zygote can give each sandbox
+            another user.
     """
     command = [bwrap, "--die-with-parent", "--new-session", "--unshare-pid"]
     if privileged:

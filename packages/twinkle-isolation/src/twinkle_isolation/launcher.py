@@ -39,19 +39,23 @@ _CONCURRENT_STARTS = 8
 class Launcher:
     """Makes sandboxes from one warm zygote.
 
-    Open it with `async with` (or `start` and `close`) in the event loop that uses it. Everything it started ends when
-    it is closed, and when its process ends for whatever reason, SIGKILL included. Not thread-safe, not picklable. The
-    thread that starts it must live as long as it does, for the kernel ends the jail with that thread.
+    Open it with `async with` (or `start` and `close`) in the event loop that uses it. Everything
+    it started ends when it is closed, and when its process ends for whatever reason, SIGKILL
+    included. Not thread-safe, not picklable. The thread that starts it must live as long as it
+    does, for the kernel ends the jail with that thread.
 
     Args:
-        isolation: `bubblewrap` fails where it does not work; `process` gives a directory, limits and (for root)
-            another user, but no boundary; `auto` takes the first that works, and says so once in the log.
-        shares: Directories of the host that sandboxes see read-only at their own path, as far as other users may
-            read them. `DIR/bin` is put in front of `PATH`. This interpreter's directory is always shared, behind the usual `PATH`.
+        isolation: `bubblewrap` fails where it does not work; `process` gives a directory, limits
+            and (for root) another user, but no boundary; `auto` takes the first that works, and
+            says so once in the log.
+        shares: Directories of the host that sandboxes see read-only at their own path, as far as
+            other users may read them. `DIR/bin` is put in front of `PATH`. This interpreter's
+            directory is always shared, behind the usual `PATH`.
         data_dir: Where sandboxes keep their files with `process`; a temporary directory by default.
         sandbox_uid: The host's user (and group) id of the sandboxes when this process is root.
         cgroups: Use control groups where they are writable.
-        spares: Sandboxes kept ready, so that `create` only has to hand one out; each costs about 3 MB.
+        spares: Sandboxes kept ready, so that `create` only has to hand one out; each costs about 3
+            MB.
         spare_spec: What they are like. `create` with an equal spec and no archive takes one.
 
     Example:
@@ -119,7 +123,8 @@ class Launcher:
         """Find out what works here, and start the zygote.
 
         Raises:
-            IsolationUnavailableError: `isolation="bubblewrap"` does not work here, or no process can be started.
+            IsolationUnavailableError: `isolation="bubblewrap"` does not work here, or no process
+                can be started.
         """
         self._starts = asyncio.Semaphore(_CONCURRENT_STARTS)
         self._send_lock = asyncio.Lock()
@@ -170,7 +175,8 @@ class Launcher:
 
         Args:
             spec: What it is like.
-            archive: A file with what `Sandbox.snapshot` yielded; its files are there from the start.
+            archive: A file with what `Sandbox.snapshot` yielded; its files are there from the
+                start.
             timeout_s: How long that may take.
 
         Raises:

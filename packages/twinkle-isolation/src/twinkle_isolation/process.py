@@ -16,10 +16,12 @@ Stream = Literal["stdout", "stderr", "pty", "archive"]
 
 
 class GuestProcess:
-    """A started program. Its output waits in the sandbox until it is read, or is dropped after `detach`.
+    """A started program. Its output waits in the sandbox until it is read, or is dropped after
+    `detach`.
 
-    One reader at a time: `output` yields what comes and returns when the program has ended and everything it wrote is
-    read; `end` then says how. Made by `Sandbox.start`; not thread-safe, belongs to one event loop.
+    One reader at a time: `output` yields what comes and returns when the program has ended and
+    everything it wrote is read; `end` then says how. Made by `Sandbox.start`; not thread-safe,
+    belongs to one event loop.
 
     Attributes:
         pid: The process id inside the sandbox.
@@ -73,8 +75,8 @@ class GuestProcess:
         """Give the program input (also a terminal's).
 
         Raises:
-            GuestError: `not_found` when it has ended, `failed_precondition` without stdin, `resource_exhausted` when
-                8 MiB wait to be read already.
+            GuestError: `not_found` when it has ended, `failed_precondition` without stdin,
+                `resource_exhausted` when 8 MiB wait to be read already.
             SandboxLostError: The sandbox has ended.
         """
         for start in range(0, len(data), MAX_BODY_BYTES):

@@ -23,10 +23,12 @@ _DUMP_TIMEOUT_S = 120.0
 
 
 class Sandbox:
-    """A running sandbox. Made by `Launcher.create`; belongs to the event loop that made it; not picklable.
+    """A running sandbox. Made by `Launcher.create`; belongs to the event loop that made it; not
+    picklable.
 
-    Paths are those of the sandbox: absolute, or relative to the home of `user` (`/home/user`, or `/root`).
-    Every method raises `SandboxLostError` once the sandbox has ended, and `GuestError` when the sandbox says no.
+    Paths are those of the sandbox: absolute, or relative to the home of `user` (`/home/user`, or
+    `/root`). Every method raises `SandboxLostError` once the sandbox has ended, and `GuestError`
+    when the sandbox says no.
 
     Example:
         >>> async with await launcher.create() as sandbox:
@@ -113,10 +115,12 @@ class Sandbox:
             stdin: Give it an input to write to; else it reads end-of-file.
             pty: Rows and columns of a terminal that takes the place of its three streams.
             timeout_s: After this long its process group is killed. `None`: never.
-            output_limit: After this many bytes of output its process group is killed. `None`: never.
+            output_limit: After this many bytes of output its process group is killed. `None`:
+                never.
 
         Raises:
-            GuestError: `not_found` (no such program), `invalid_argument` (`cwd`, `user`), `resource_exhausted`.
+            GuestError: `not_found` (no such program), `invalid_argument` (`cwd`, `user`),
+                `resource_exhausted`.
             SandboxLostError: The sandbox has ended.
         """
         call = self._channel.call(
@@ -146,7 +150,8 @@ class Sandbox:
     ) -> ExecResult:
         """Run a program to its end and return what it wrote.
 
-        A program that meets a limit is killed, and what it wrote until then is returned: see `ExecResult.end.reason`.
+        A program that meets a limit is killed, and what it wrote until then is returned: see
+        `ExecResult.end.reason`.
 
         Args:
             args: The program and its arguments.
@@ -196,8 +201,8 @@ class Sandbox:
         """Open a regular file; return its size now and its content in pieces.
 
         Raises:
-            GuestError: `not_found`, `invalid_argument` (a directory or device), `permission_denied`; while reading:
-                `resource_exhausted` past `limit_bytes`.
+            GuestError: `not_found`, `invalid_argument` (a directory or device),
+                `permission_denied`; while reading: `resource_exhausted` past `limit_bytes`.
             SandboxLostError: The sandbox has ended.
         """
         call = self._channel.call("read", path=path, user=user, limit=limit_bytes)
@@ -242,8 +247,8 @@ class Sandbox:
         """Write a regular file (its parents are made, its old content is replaced) and describe it.
 
         Raises:
-            GuestError: `no_space`, `invalid_argument` (a directory or device), `permission_denied`. What was written
-                before the failure stays.
+            GuestError: `no_space`, `invalid_argument` (a directory or device),
+                `permission_denied`. What was written before the failure stays.
             SandboxLostError: The sandbox has ended.
         """
         source = _pieces(data) if isinstance(data, bytes) else _resize(data)
@@ -294,7 +299,8 @@ class Sandbox:
         """Make a directory and its parents.
 
         Raises:
-            GuestError: `already_exists`, `invalid_argument` (there is a file), `permission_denied`, `no_space`.
+            GuestError: `already_exists`, `invalid_argument` (there is a file),
+                `permission_denied`, `no_space`.
             SandboxLostError: The sandbox has ended.
         """
         return DirEntry(**await self._channel.call("mkdir", path=path, user=user).result())
@@ -303,7 +309,8 @@ class Sandbox:
         """Rename a path.
 
         Raises:
-            GuestError: `not_found`, `permission_denied`, `invalid_argument` (to another file system).
+            GuestError: `not_found`, `permission_denied`, `invalid_argument` (to another file
+                system).
             SandboxLostError: The sandbox has ended.
         """
         call = self._channel.call("move", path=source, destination=destination, user=user)
@@ -344,12 +351,14 @@ class Sandbox:
         return Usage(**await self._channel.call("usage").result())
 
     async def snapshot(self, *, timeout_s: float = _DUMP_TIMEOUT_S) -> AsyncIterator[bytes]:
-        """Yield a tar stream of every writable file (no memory, no processes). Pause the sandbox first.
+        """Yield a tar stream of every writable file (no memory, no processes). Pause the sandbox
+        first.
 
         `Launcher.create(archive=...)` makes a sandbox from it.
 
         Raises:
-            SandboxLostError: The sandbox ended, or it could not be read to the end in `timeout_s` seconds.
+            SandboxLostError: The sandbox ended, or it could not be read to the end in `timeout_s`
+                seconds.
         """
         call = self._channel.call("dump", timeout_s=timeout_s)
         while True:

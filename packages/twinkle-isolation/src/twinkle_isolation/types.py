@@ -28,12 +28,15 @@ class Limits:
     """What one sandbox may use.
 
     Attributes:
-        memory_bytes: Private memory: a hard limit for each process (RLIMIT_DATA), and for the sum over all processes
-            by a cgroup where one is writable, else by a watch ten times a second that kills the largest process.
+        memory_bytes: Private memory: a hard limit for each process (RLIMIT_DATA), and for the sum
+            over all processes by a cgroup where one is writable, else by a watch ten times a
+            second that kills the largest process.
         processes: Processes and threads at once.
-        disk_bytes: Files written, with isolation `bubblewrap` (a tmpfs, so it is memory of the host too).
+        disk_bytes: Files written, with isolation `bubblewrap` (a tmpfs, so it is memory of the
+            host too).
         shm_bytes: `/dev/shm` and System V shared memory.
-        file_bytes: The longest single file. `None`: no limit with `bubblewrap`, `disk_bytes` with `process`.
+        file_bytes: The longest single file. `None`: no limit with `bubblewrap`, `disk_bytes` with
+            `process`.
         open_files: Open file descriptors of each process.
     """
 
@@ -63,10 +66,10 @@ class SandboxSpec:
 
     Attributes:
         hostname: Its host name (isolation `bubblewrap`).
-        env: Added to the environment of every program; it starts with `PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`
-            and `LANG` and nothing of the host's.
-        network: Share the host's network. Off: a network of its own with nothing but loopback (isolation
-            `bubblewrap`; `process` cannot switch it off).
+        env: Added to the environment of every program; it starts with `PATH`, `HOME`, `USER`,
+            `LOGNAME`, `SHELL` and `LANG` and nothing of the host's.
+        network: Share the host's network. Off: a network of its own with nothing but loopback
+            (isolation `bubblewrap`; `process` cannot switch it off).
         limits: What it may use.
     """
 

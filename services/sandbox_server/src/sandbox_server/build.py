@@ -8,11 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from twinkle_isolation import GuestError, GuestProcess, SandboxLostError
-
 from sandbox_server.errors import ApiError
 from sandbox_server.record import SandboxRecord
 from sandbox_server.templates import BuildState, Template
+from twinkle_isolation import GuestError, GuestProcess, SandboxLostError
 
 if TYPE_CHECKING:
     from sandbox_server.registry import Registry

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 import typer
 import uvicorn
-from twinkle_isolation import Limits
 
 from sandbox_server.app import create_app
 from sandbox_server.config import ServerConfig
+from twinkle_isolation import Limits
 
 __all__ = ["main"]
 

@@ -18,7 +18,8 @@ class ServerConfig:
     """Settings of a server.
 
     Attributes:
-        api_key: Wanted in `X-API-Key` (or as a bearer token) by the control plane; `None` lets everybody in.
+        api_key: Wanted in `X-API-Key` (or as a bearer token) by the control plane; `None` lets
+            everybody in.
         isolation: As `twinkle_isolation.Launcher`.
         shares: Directories of the host that sandboxes see read-only, `bin` in front of `PATH`.
         limits: What each sandbox may use; a template may ask for less memory.
@@ -27,11 +28,12 @@ class ServerConfig:
         max_templates: Templates and snapshots; more are refused with 429.
         max_snapshot_bytes: The longest snapshot file.
         default_timeout_s: Lifetime of a sandbox whose request names none (`POST /v2/sandboxes`).
-        max_timeout_s: The longest lifetime a request may ask for, and the longest a sandbox is paused.
+        max_timeout_s: The longest lifetime a request may ask for, and the longest a sandbox is
+            paused.
         max_output_bytes: Output of one command; past it the command is killed.
         max_request_bytes: The longest JSON request.
-        network: Let sandboxes use the host's network. They reach the server and everything on the host's loopback
-            then, so it is off by default.
+        network: Let sandboxes use the host's network. They reach the server and everything on the
+            host's loopback then, so it is off by default.
         templates: Names that exist from the start and mean the bare host.
         data_dir: Where templates and snapshots are kept; a temporary directory by default.
         domain: Reported to clients; empty leaves it out.

@@ -13,10 +13,9 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from twinkle_isolation import GuestError, SandboxLostError
-
 from sandbox_server.errors import CONNECT_STATUS, ApiError, from_guest
 from sandbox_server.http import ClientGoneError, Request, Response, Send, json_response
+from twinkle_isolation import GuestError, SandboxLostError
 
 logger = logging.getLogger(__name__)
 __all__ = ["Message", "serve_client_stream", "serve_stream", "serve_unary"]

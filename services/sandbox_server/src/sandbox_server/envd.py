@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from twinkle_isolation import GuestError, SandboxLostError
-
 from sandbox_server.connect import as_api_error, serve_client_stream, serve_stream, serve_unary
 from sandbox_server.errors import ApiError, from_guest
 from sandbox_server.files_http import download, upload
@@ -19,6 +17,7 @@ from sandbox_server.filesystem_rpc import FilesystemService
 from sandbox_server.http import ClientGoneError, Request, Response, Send, error_response
 from sandbox_server.process_rpc import ProcessService
 from sandbox_server.record import SandboxRecord
+from twinkle_isolation import GuestError, SandboxLostError
 
 __all__ = ["serve_envd"]
 

@@ -7,12 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from twinkle_isolation import DirEntry, WatchEvent
-
 from sandbox_server.connect import Message, timeout_s
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request
 from sandbox_server.record import SandboxRecord
+from twinkle_isolation import DirEntry, WatchEvent
 
 __all__ = ["FilesystemService", "locate"]
 
@@ -26,7 +25,8 @@ _DEFAULT_KEEPALIVE_S = 90.0
 
 
 def locate(record: SandboxRecord, path: object) -> str:
-    """Return a request's path as the sandbox takes it: relative ones start at the template's directory.
+    """Return a request's path as the sandbox takes it: relative ones start at the template's
+    directory.
 
     Raises:
         ApiError: It is not text.

@@ -10,13 +10,12 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-from twinkle_isolation import GuestError, GuestProcess, ProcessEnd
-
 from sandbox_server.connect import Message, timeout_s
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request
 from sandbox_server.processes import RunningProcess, Subscription
 from sandbox_server.record import SandboxRecord
+from twinkle_isolation import GuestError, GuestProcess, ProcessEnd
 
 __all__ = ["ProcessService"]
 

@@ -6,9 +6,8 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from twinkle_isolation import GuestProcess, ProcessEnd, SandboxLostError
-
 from sandbox_server.errors import ApiError
+from twinkle_isolation import GuestProcess, ProcessEnd, SandboxLostError
 
 __all__ = ["Output", "ProcessTable", "RunningProcess", "Subscription"]
 

@@ -7,10 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from twinkle_isolation import Sandbox
-
 from sandbox_server.processes import ProcessTable
 from sandbox_server.watchers import WatcherTable
+from twinkle_isolation import Sandbox
 
 __all__ = ["SandboxRecord"]
 

@@ -14,13 +14,12 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
-from twinkle_isolation import Launcher, SandboxLostError, SandboxSpec, SandboxStartError
-
 from sandbox_server.config import ServerConfig
 from sandbox_server.errors import ApiError
 from sandbox_server.metrics import Metrics
 from sandbox_server.record import SandboxRecord
 from sandbox_server.templates import Template, TemplateStore, new_id
+from twinkle_isolation import Launcher, SandboxLostError, SandboxSpec, SandboxStartError
 
 logger = logging.getLogger(__name__)
 __all__ = ["CreateRequest", "Registry"]
@@ -147,8 +146,8 @@ class Registry:
         """Make a sandbox; with the same idempotency key, return the one that was made.
 
         Raises:
-            ApiError: No room (429), no such template (404), it did not start (500), the key was used for another
-                request (422).
+            ApiError: No room (429), no such template (404), it did not start (500), the key was
+                used for another request (422).
         """
         if key is None:
             return await self._create(request, secure=secure)
@@ -387,7 +386,8 @@ class Registry:
         """Save the files of a sandbox (no memory); its processes stand still meanwhile.
 
         Raises:
-            ApiError: Too many snapshots (429), too long (413), no space (507), the sandbox is gone (404).
+            ApiError: Too many snapshots (429), too long (413), no space (507), the sandbox is gone
+            (404).
         """
         source = self.templates.find(record.template_id)
         template = Template(

@@ -7,9 +7,8 @@ import contextlib
 import secrets
 from collections import deque
 
-from twinkle_isolation import SandboxLostError, Watch, WatchEvent
-
 from sandbox_server.errors import ApiError
+from twinkle_isolation import SandboxLostError, Watch, WatchEvent
 
 __all__ = ["Watcher", "WatcherTable"]
 

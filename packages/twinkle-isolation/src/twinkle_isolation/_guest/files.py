@@ -1,6 +1,8 @@
-"""File operations, done by the supervisor: a path means here what it means to the sandbox's own programs.
+"""File operations, done by the supervisor: a path means here what it means to the sandbox's own
+programs.
 
-Nothing is opened that can block: every open is `O_NONBLOCK`, and only regular files are read or written.
+Nothing is opened that can block: every open is `O_NONBLOCK`, and only regular files are read or
+written.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ def failure_of(error: BaseException) -> Failure:
 class Paths:
     """Turn the paths of requests into absolute ones.
 
-    Without a root directory of its own (`base` given) a sandbox keeps its home directories below `base`.
+    Without a root directory of its own (`base` given) a sandbox keeps its home directories below
+    `base`.
     """
 
     def __init__(self, base: str | None) -> None:

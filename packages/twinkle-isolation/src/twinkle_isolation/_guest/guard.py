@@ -40,7 +40,8 @@ class Guard:
         """Look once, and kill what is too much.
 
         Returns:
-            Whether there are processes at all, and the killed ones with the reason (`memory`, `processes`).
+            Whether there are processes at all, and the killed ones with the reason (`memory`,
+            `processes`).
         """
         pids = self.pids()
         killed: dict[int, str] = {}

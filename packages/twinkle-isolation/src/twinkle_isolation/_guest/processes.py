@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from twinkle_isolation._guest import linux
 from twinkle_isolation._guest.files import Failure
-from twinkle_isolation._guest.seccomp import Filter
 from twinkle_isolation._guest.rootfs import GUEST_GID, GUEST_UID, map_user
+from twinkle_isolation._guest.seccomp import Filter
 
 __all__ = ["Process", "resize", "start"]
 
@@ -67,7 +67,8 @@ def start(
     """Start a program in its own session and process group.
 
     Raises:
-        Failure: The directory or the program is not there or may not be used, or no process can be made.
+        Failure: The directory or the program is not there or may not be used, or no process can be
+        made.
     """
     as_root = namespaces and request["user"] == "root"
     size = request.get("pty")

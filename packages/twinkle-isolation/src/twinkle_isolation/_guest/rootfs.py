@@ -1,7 +1,8 @@
 """Give a process its own namespaces, user and root directory.
 
-The jail around the zygote (see `twinkle_isolation.jail`) holds read-only copies of what a sandbox may see of the
-host. Each sandbox gets a fresh tmpfs of limited size as its root, binds those directories into it, and pivots.
+The jail around the zygote (see `twinkle_isolation.jail`) holds read-only copies of what a sandbox
+may see of the host. Each sandbox gets a fresh tmpfs of limited size as its root, binds those
+directories into it, and pivots.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A system call filter for the programs of a sandbox.
 
-It takes away what has a large kernel surface and no use for a program that is to run code: mounting, other
-namespaces, keys, kernel modules, bpf, io_uring and the like. It is a second line behind the namespaces and the
-missing capabilities, not a list of what is safe.
+It takes away what has a large kernel surface and no use for a program that is to run code:
+mounting, other namespaces, keys, kernel modules, bpf, io_uring and the like. It is a second line
+behind the namespaces and the missing capabilities, not a list of what is safe.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The warm process that every sandbox is forked from.
 
-It starts once, imports what a supervisor needs, and then forks on request. A request is one message on a
-`SOCK_SEQPACKET` socket, with file descriptors attached; the answer comes from the new process itself.
-It ends, and everything it started ends with it, when its socket closes.
+It starts once, imports what a supervisor needs, and then forks on request. A request is one
+message on a `SOCK_SEQPACKET` socket, with file descriptors attached; the answer comes from the new
+process itself. It ends, and everything it started ends with it, when its socket closes.
 """
 
 from __future__ import annotations

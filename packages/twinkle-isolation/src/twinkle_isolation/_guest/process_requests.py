@@ -1,0 +1,391 @@
+"""The requests about programs, and what happens to programs by themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from typing import Any
+
+from twinkle_isolation._guest import archive, orphans, processes
+from twinkle_isolation._guest.files import Failure, Paths
+from twinkle_isolation._guest.guard import INTERVAL_S, Guard
+from twinkle_isolation._guest.outbox import Outbox
+from twinkle_isolation._guest.processes import Process
+from twinkle_isolation._guest.seccomp import Filter
+from twinkle_isolation._wire import Message
+
+__all__ = ["ProcessRequests"]
+
+_CHUNK_BYTES = 64 * 1024
+_MAX_STDIN_BYTES = 8 << 20
+_END_GRACE_S = 0.5
+_MAX_PROCESSES = 256  # started on request and not ended
+
+
+class ProcessRequests:
+    """Start programs, move what they print, and end those that are over a limit."""
+
+    def __init__(
+        self,
+        sandbox: dict[str, Any],
+        paths: Paths,
+        outbox: Outbox,
+        selector: selectors.BaseSelector,
+        *,
+        namespaces: bool,
+    ) -> None:
+        self.namespaces = namespaces
+        self.paths = paths
+        self.outbox = outbox
+        self.selector = selector
+        self.env: dict[str, str] = {str(k): str(v) for k, v in sandbox["env"].items()}
+        self.syscalls = Filter(os.uname().machine, accounted=sandbox["accounted"])
+        self.guard = Guard(
+            memory_bytes=sandbox["memory_bytes"],
+            processes=sandbox["processes"],
+            namespaces=namespaces,
+        )
+        self.processes: dict[int, Process] = {}
+        self.by_pid: dict[int, Process] = {}
+        self.guard_at: float | None = None
+        self.paused_at: float | None = None
+        outbox.on_change = self.watch_all
+
+    # Time
+
+    def due(self) -> float | None:
+        """Return when something has to be done next."""
+        times = [] if self.guard_at is None else [self.guard_at]
+        if self.paused_at is None:
+            times += [p.deadline for p in self.processes.values() if p.deadline is not None]
+        times += [p.force_end_at for p in self.processes.values() if p.force_end_at is not None]
+        return min(times) if times else None
+
+    def on_time(self) -> None:
+        """Do what is due now: deadlines, the guard, ends that are forced."""
+        if self.guard_at is None and not self.processes:
+            return
+        now = time.monotonic()
+        for process in list(self.processes.values()):
+            if self.paused_at is None and process.deadline is not None and process.deadline <= now:
+                process.deadline = None
+                self.kill(process, "timeout")
+            if process.force_end_at is not None and process.force_end_at <= now:
+                self.end(process)
+        if self.guard_at is not None and self.guard_at <= now:
+            busy, killed = self.guard.check()
+            for pid, reason in killed.items():
+                process = self.by_pid.get(pid)
+                if process is None and len(self.processes) == 1:
+                    process = next(iter(self.processes.values()))
+                if process is not None and process.reason is None:
+                    process.reason = reason
+            self.guard_at = now + INTERVAL_S if busy or self.processes else None
+
+    def reap(self) -> None:
+        """Take note of the children that ended, adopted ones too."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                process = self.by_pid.pop(pid, None)
+                if process is not None:
+                    process.status = status
+                    self.drop_stdin(process)
+                    if process.reason is not None:
+                        # What left the killed group may hold the output open for ever.
+                        process.force_end_at = time.monotonic() + _END_GRACE_S
+                    self.end_if_done(process)
+
+    # Starting and ending
+
+    def op_exec(self, message: Message, body: bytes) -> None:
+        """Start a program; its output and end follow as events under the request's id."""
+        if len(self.processes) >= _MAX_PROCESSES:
+            raise Failure("resource_exhausted", f"{_MAX_PROCESSES} programs are running already")
+        user = message.setdefault("user", "user")
+        home = self.paths.home(user)
+        cwd = self.paths.resolve(message.get("cwd") or home, user)
+        env = self.env | {"HOME": home, "USER": user, "LOGNAME": user}
+        if self.paths.base is not None:
+            env.setdefault("TMPDIR", f"{self.paths.base}/tmp")
+        if message.get("pty"):
+            env.setdefault("TERM", "xterm-256color")
+        env |= {str(k): str(v) for k, v in message.get("env", {}).items()}
+        now = time.monotonic()
+        process = processes.start(
+            message, env, cwd, namespaces=self.namespaces, syscalls=self.syscalls, now=now
+        )
+        self.outbox.send({"id": process.id, "ev": "start", "pid": process.pid})
+        self.hold_process(process)
+        if self.guard_at is None:
+            self.guard_at = now + INTERVAL_S
+
+    def hold_process(self, process: Process) -> None:
+        """Take a new process into the books."""
+        self.processes[process.id] = process
+        self.by_pid[process.pid] = process
+        self.watch_output(process)
+
+    def op_dump(self, message: Message, body: bytes) -> None:
+        """Send every writable file as one tar stream, as if a program printed it. Pause first."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(reader)
+                archive.dump(writer, self.paths.base or "/")
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        os.close(writer)
+        os.set_blocking(reader, False)
+        process = Process(
+            id=message["id"],
+            pid=pid,
+            pty=False,
+            streams={"archive": reader},
+            stdin=None,
+            deadline=time.monotonic() + float(message["timeout_s"]),
+            output_limit=None,
+        )
+        self.hold_process(process)
+
+    def kill(self, process: Process, reason: str) -> None:
+        """Kill the program's group because of a limit."""
+        process.reason = reason
+        process.signal(signal.SIGKILL)
+        if not self.namespaces:
+            for pid in orphans.descendants(process.pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        process.force_end_at = time.monotonic() + _END_GRACE_S
+
+    def end_if_done(self, process: Process) -> None:
+        """Tell the end once the program has ended and its output is read to the last byte."""
+        if process.status is not None and not process.streams:
+            self.end(process)
+
+    def end(self, process: Process) -> None:
+        """Tell the end now."""
+        for name in list(process.streams):
+            self.close_stream(process, name)
+        self.drop_stdin(process)
+        self.processes.pop(process.id, None)
+        self.by_pid.pop(process.pid, None)
+        code = None if process.status is None else os.waitstatus_to_exitcode(process.status)
+        self.outbox.send(
+            {
+                "id": process.id,
+                "ev": "end",
+                "exit_code": code if code is not None and code >= 0 else -1,
+                "signal": -code if code is not None and code < 0 else None,
+                "reason": process.reason,
+            }
+        )
+
+    # Output
+
+    def watch_all(self) -> None:
+        """Apply a change of the outbox to all programs."""
+        for process in self.processes.values():
+            self.watch_output(process)
+
+    def hold(self, request_id: int, *, stop: bool) -> bool:
+        """Stop or go on reading one program's output; False when there is no such program."""
+        process = self.processes.get(request_id)
+        if process is None:
+            return False
+        process.held = stop
+        self.watch_output(process)
+        return True
+
+    def watch_output(self, process: Process) -> None:
+        """Read the program's output, or stop reading it while somebody is behind."""
+        wanted = not (self.outbox.throttled or process.held)
+        watched = self.selector.get_map()
+        for name, fd in process.streams.items():
+            if wanted and fd not in watched:
+                self.selector.register(
+                    fd,
+                    selectors.EVENT_READ,
+                    lambda p=process, n=name, f=fd: self.on_output(p, n, f),
+                )
+            elif not wanted and fd in watched:
+                self.selector.unregister(fd)
+
+    def on_output(self, process: Process, name: str, fd: int) -> None:
+        """Move one piece of output to the host."""
+        if process.pty and process.pending:
+            self.write_stdin(process)
+        try:
+            data = os.read(fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""  # a terminal whose last user is gone gives EIO
+        if not data:
+            self.close_stream(process, name)
+            self.end_if_done(process)
+            return
+        process.output_bytes += len(data)
+        limit = process.output_limit
+        if limit is not None and process.output_bytes > limit:
+            data = data[: max(0, len(data) - (process.output_bytes - limit))]
+            process.output_bytes = limit
+            if process.reason is None:
+                self.kill(process, "output")
+        if data:
+            self.outbox.send({"id": process.id, "ev": "data", "stream": name}, data)
+
+    def close_stream(self, process: Process, name: str) -> None:
+        """Close one of a program's outputs."""
+        fd = process.streams.pop(name)
+        if fd in self.selector.get_map():
+            self.selector.unregister(fd)
+        if fd == process.stdin:
+            process.stdin = None
+        os.close(fd)
+
+    # Input and signals
+
+    def find(self, message: Message) -> Process:
+        """Return the program that a request is about.
+
+        Raises:
+            Failure: It has ended.
+        """
+        process = self.processes.get(message["process"])
+        if process is None:
+            raise Failure("not_found", "the process has ended")
+        return process
+
+    def op_signal(self, message: Message, body: bytes) -> Message:
+        """Send a signal to a program's process group."""
+        if not self.find(message).signal(int(message["signal"]), group=message.get("group", True)):
+            raise Failure("not_found", "the process has ended")
+        return {}
+
+    def op_stdin(self, message: Message, body: bytes) -> Message:
+        """Queue bytes for a program's input."""
+        process = self.find(message)
+        if process.stdin is None or process.close_stdin:
+            raise Failure("failed_precondition", "the process has no stdin, or it is closed")
+        if process.pending_bytes + len(body) > _MAX_STDIN_BYTES:
+            waiting = process.pending_bytes
+            raise Failure(
+                "resource_exhausted", f"the program does not read its input: {waiting} bytes wait"
+            )
+        process.pending.append(body)
+        process.pending_bytes += len(body)
+        self.write_stdin(process)
+        return {}
+
+    def op_close_stdin(self, message: Message, body: bytes) -> Message:
+        """Close a program's input after what is queued; in a terminal, send end-of-file."""
+        process = self.find(message)
+        if process.pty:
+            return self.op_stdin(message, b"\x04")
+        process.close_stdin = True
+        self.write_stdin(process)
+        return {}
+
+    def write_stdin(self, process: Process) -> None:
+        """Give the program what its input takes now."""
+        fd = process.stdin
+        if fd is None:
+            return
+        while process.pending:
+            data = process.pending[0]
+            try:
+                written = os.write(fd, data)
+            except BlockingIOError:
+                break
+            except OSError:  # nobody reads any more
+                process.pending.clear()
+                process.pending_bytes = 0
+                break
+            process.pending_bytes -= written
+            if written == len(data):
+                process.pending.popleft()
+            else:
+                process.pending[0] = data[written:]
+        watched = fd in self.selector.get_map()
+        if process.pty:
+            if watched:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.pending else 0)
+                self.selector.modify(fd, events, self.selector.get_key(fd).data)
+        elif process.pending:
+            if not watched:
+                self.selector.register(
+                    fd, selectors.EVENT_WRITE, lambda p=process: self.write_stdin(p)
+                )
+        else:
+            if watched:
+                self.selector.unregister(fd)
+            if process.close_stdin:
+                self.drop_stdin(process)
+
+    def drop_stdin(self, process: Process) -> None:
+        """Close a program's input; a terminal's stays, it is the output too."""
+        fd = process.stdin
+        if fd is None or process.pty:
+            return
+        if fd in self.selector.get_map():
+            self.selector.unregister(fd)
+        os.close(fd)
+        process.stdin = None
+        process.pending.clear()
+
+    def op_resize(self, message: Message, body: bytes) -> Message:
+        """Change the size of a program's terminal."""
+        process = self.find(message)
+        if not process.pty or process.stdin is None:
+            raise Failure("failed_precondition", "the process has no terminal")
+        processes.resize(process.stdin, message["rows"], message["cols"])
+        return {}
+
+    # All of them
+
+    def op_pause(self, message: Message, body: bytes) -> Message:
+        """Stop every process of the sandbox; deadlines stand still."""
+        if self.paused_at is None:
+            self.paused_at = time.monotonic()
+        self.signal_all(signal.SIGSTOP)
+        return {}
+
+    def op_resume(self, message: Message, body: bytes) -> Message:
+        """Let the processes go on."""
+        if self.paused_at is not None:
+            slept = time.monotonic() - self.paused_at
+            for process in self.processes.values():
+                if process.deadline is not None:
+                    process.deadline += slept
+            self.paused_at = None
+        self.signal_all(signal.SIGCONT)
+        return {}
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to everything in the sandbox but the supervisor."""
+        if self.namespaces:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, number)  # as process 1: everyone but ourselves, in one step
+            return
+        for pid in self.guard.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def op_usage(self, message: Message, body: bytes) -> Message:
+        """Return what the sandbox uses now."""
+        pids = self.guard.pids()
+        disk = os.statvfs(self.paths.base or "/")
+        return {
+            "processes": len(pids),
+            "memory_bytes": self.guard.memory(pids),
+            "disk_used_bytes": (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+            "disk_total_bytes": disk.f_blocks * disk.f_frsize,
+        }
