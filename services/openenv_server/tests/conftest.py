@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class Server:
     """A running server and what it has printed so far."""
 
     process: subprocess.Popen[str]
-    lines: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list[str])
     port: int = 0
 
     @property
@@ -37,7 +37,7 @@ class Server:
 @contextlib.contextmanager
 def _serve(
     command: list[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> Iterator[Server]:
+) -> Generator[Server]:
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -101,6 +101,6 @@ def server(serve: Serve, command: list[str]) -> Iterator[Server]:
     """Run one server with small limits."""
     options = ["--max-concurrent-envs", "4", "--step-timeout-s", "1"]
     options += ["--max-output-chars", "20000", "--max-code-chars", "2000000"]
-    options += ["--ping-interval-s", "0.5", "--ping-timeout-s", "0.5"]
+    options += ["--worker-memory-mb", "500"]
     with serve([*command, *options]) as running:
         yield running

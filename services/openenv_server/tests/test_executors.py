@@ -34,6 +34,16 @@ def test_names_stay_between_runs(make: Callable[..., Executor]) -> None:
     assert executor.run("x = 5\nprint(f())").stdout == "10\n"
 
 
+def test_names_of_earlier_steps_are_seen_in_functions_and_comprehensions(
+    make: Callable[..., Executor],
+) -> None:
+    executor = make()
+    executor.run("base = 10\nclass Box:\n    def get(self): return base")
+    executor.run("def add(x): return x + base")
+    code = "print([add(x) + base for x in range(2)], Box().get(), (lambda: base)())"
+    assert executor.run(code).stdout == "[20, 21] 10 10\n"
+
+
 def test_closing_twice_is_fine(make: Callable[..., Executor]) -> None:
     executor = make()
     executor.run("x = 1")
@@ -94,7 +104,7 @@ def test_environment_runs_without_a_server() -> None:
 
 def test_episode_ids_are_made_up_and_differ() -> None:
     env = CodingEnvironment(Settings())
-    seen = []
+    seen: list[str | None] = []
     for _ in range(3):
         env.reset()
         seen.append(env.state.episode_id)

@@ -10,9 +10,14 @@ from openenv.core.generic_client import GenericEnvClient
 from openenv_server.lean import Environment  # first: loads openenv without its web interface
 
 
+def _client(server: Any) -> Any:
+    client: Any = GenericEnvClient(base_url=server.url)  # untyped in openenv
+    return client.sync()
+
+
 def test_stock_client_runs_an_episode(server: Any) -> None:
     assert Environment is not None
-    with GenericEnvClient(base_url=server.url).sync() as env:
+    with _client(server) as env:
         first = env.reset(seed=1, episode_id="stock")
         assert first.observation["stdout"] == ""
         assert env.step({"code": "x = [1, 2]\nprint(sum(x))"}).observation["stdout"] == "3\n"
@@ -26,7 +31,7 @@ def test_stock_client_runs_an_episode(server: Any) -> None:
 
 
 def test_stock_client_keeps_its_session_when_the_code_exits(server: Any) -> None:
-    with GenericEnvClient(base_url=server.url).sync() as env:
+    with _client(server) as env:
         env.reset()
         env.step({"code": "x = 1"})
         for code in ("raise SystemExit(2)", "raise KeyboardInterrupt"):
@@ -35,7 +40,7 @@ def test_stock_client_keeps_its_session_when_the_code_exits(server: Any) -> None
 
 
 def test_stock_client_is_told_that_the_server_is_full(server: Any) -> None:
-    clients = [GenericEnvClient(base_url=server.url).sync() for _ in range(5)]
+    clients = [_client(server) for _ in range(5)]
     try:
         for client in clients[:4]:
             client.reset()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +21,16 @@ def game() -> Iterator[Any]:
     """Import the package from its parent folder."""
     assert _lean.Environment is not None
     sys.path.insert(0, str(FOLDER))
-    import word_game_env
-    import word_game_env.server.word_game_environment as environment
-
-    word_game_env.Environment = environment.WordGameEnvironment
-    word_game_env.mark_guess = environment.mark_guess
-    yield word_game_env
+    package: Any = importlib.import_module("word_game_env")
+    environment: Any = importlib.import_module("word_game_env.server.word_game_environment")
+    words: Any = importlib.import_module("word_game_env.server.words")
+    yield SimpleNamespace(
+        WordGameAction=package.WordGameAction,
+        WordGameEnv=package.WordGameEnv,
+        Environment=environment.WordGameEnvironment,
+        mark_guess=environment.mark_guess,
+        secrets=words.SECRETS,
+    )
     sys.path.remove(str(FOLDER))
 
 
@@ -49,7 +55,7 @@ def _play(game: Any, guesses: list[str], **reset: Any) -> tuple[Any, list[Any]]:
 
 
 def test_the_same_seed_gives_the_same_game(game: Any) -> None:
-    runs = []
+    runs: list[Any] = []
     for _ in range(2):
         env, steps = _play(game, ["acorn", "tiger", "melon", "quilt", "flame", "brush"], seed=3)
         runs.append(([s.text for s in steps], [s.reward for s in steps], env.state.secret))
@@ -57,7 +63,7 @@ def test_the_same_seed_gives_the_same_game(game: Any) -> None:
 
 
 def test_seeds_differ(game: Any) -> None:
-    secrets = set()
+    secrets: set[str] = set()
     for seed in range(20):
         env, _ = _play(game, ["a"] * 6, seed=seed)
         secrets.add(env.state.secret)
@@ -125,9 +131,7 @@ def test_bad_settings_are_refused(game: Any, setting: dict[str, Any], message: s
 
 
 def test_the_words_fit_their_length(game: Any) -> None:
-    from word_game_env.server.words import SECRETS
-
-    for length, words in SECRETS.items():
+    for length, words in game.secrets.items():
         assert {len(word) for word in words} == {length}
         assert len(set(words)) == len(words) > 50
 

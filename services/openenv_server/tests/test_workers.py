@@ -1,10 +1,12 @@
-"""Several worker processes, and the worked example of the cookbook."""
+"""Several worker processes, dead clients, and the worked example of the cookbook."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,30 @@ async def test_capacity_is_workers_times_max_concurrent_envs(serve: Any, command
             for ws in held:  # the options have reached both processes
                 assert (await _run(ws, "import heapq"))["exit_code"] == 1
                 assert (await _run(ws, "import json\nprint(1)"))["stdout"] == "1\n"
+
+
+async def test_a_client_that_died_without_a_word_gives_its_slot_back(
+    serve: Any, command: Any
+) -> None:
+    """A peer that never answers a ping: after interval + timeout its slot is free."""
+    options = ["--max-concurrent-envs", "1", "--ping-interval-s", "0.5", "--ping-timeout-s", "0.5"]
+    with serve([*command, *options]) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        key = base64.b64encode(os.urandom(16)).decode()
+        writer.write(
+            "GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\n"
+            "Sec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        assert b"101" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), LIMIT_S)
+        async with contextlib.AsyncExitStack() as stack:
+            assert await _enter(stack, server) is None
+            ws = None
+            async with asyncio.timeout(LIMIT_S):
+                while ws is None:
+                    ws = await _enter(stack, server)
+            assert (await _run(ws, "print('in')"))["stdout"] == "in\n"
+        writer.close()
 
 
 async def test_the_cookbook_server_runs_from_its_folder(serve: Any) -> None:

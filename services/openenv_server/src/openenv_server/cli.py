@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from openenv_server.settings import EXECUTOR_NAMES, Settings, SettingsError
 __all__ = ["main"]
 
 _DEFAULT = Settings()
+_THREAD_BYTES = 16 * 2**20  # stack and allocator arena of a session's thread
 
 _command = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -88,6 +90,15 @@ def serve(
             help="Modules the code may import besides the interpreter's own, with commas between.",
         ),
     ] = ",".join(_DEFAULT.extra_imports),
+    worker_memory_mb: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="MB",
+            help="Memory the data of one worker process may take (RLIMIT_DATA), without what its "
+            "session threads need; code that asks for more gets a MemoryError. 0 is no limit.",
+        ),
+    ] = 4096,
     ping_interval_s: Annotated[
         float,
         typer.Option(
@@ -138,6 +149,8 @@ def serve(
         )
         raise typer.Exit(2)
     os.environ.update(settings.to_environ())  # the workers are new processes and read it there
+    if worker_memory_mb:
+        _limit_memory(worker_memory_mb * 2**20 + settings.max_concurrent_envs * _THREAD_BYTES)
     uvicorn.run(
         "openenv_server.app:app",
         host=host,
@@ -148,6 +161,13 @@ def serve(
         ws_ping_timeout=ping_timeout_s,
         ws_max_size=settings.max_message_bytes,
     )
+
+
+def _limit_memory(size_bytes: int) -> None:
+    """Set the limit for this process and those it starts, if there is not a lower one already."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or size_bytes < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, hard))
 
 
 def main() -> None:
