@@ -14,6 +14,7 @@ import pytest
 import twinkle_isolation
 from twinkle_isolation import (
     GuestError,
+    IsolationMode,
     IsolationUnavailableError,
     Launcher,
     Limits,
@@ -151,17 +152,20 @@ async def test_files_that_only_the_host_should_see_are_not_there(tmp_path: Path)
                 await sandbox.read_file(path)
 
 
-async def test_a_dead_zygote_is_said_so() -> None:
-    launcher = Launcher(isolation="process")
+@pytest.mark.parametrize("mode", ["bubblewrap", "process"])
+async def test_a_zygote_that_dies_takes_its_sandboxes_and_is_replaced(mode: IsolationMode) -> None:
+    launcher = Launcher(isolation=mode)
     await launcher.start()
+    sandbox = await launcher.create()
     zygote = launcher._zygote  # pyright: ignore[reportPrivateUsage]
     assert zygote is not None
-    sandbox = await launcher.create()
-    zygote.kill()
+    zygote.process.kill()
     await asyncio.wait_for(sandbox.wait_ended(), 10)
-    with pytest.raises(SandboxStartError):
-        for _ in range(100):
-            await launcher.create()
+    async with asyncio.timeout(20):
+        while zygote.alive:
+            await asyncio.sleep(0)
+    async with await launcher.create() as other:
+        assert (await other.exec(["true"])).end.exit_code == 0
     await launcher.close()
     await launcher.close()
 

