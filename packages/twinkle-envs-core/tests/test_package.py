@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import subprocess
 import sys
 import textwrap

@@ -49,6 +49,10 @@ def weather(place: Place, unit: Unit = Unit.CELSIUS, *, day: date | None = None)
     return f"{place!r} {unit!r} {day!r}"
 
 
+unannotated: Any = lambda city, n=1: (city, n)  # noqa: E731  # pyright: ignore[reportUnknownLambdaType]
+identity: Any = lambda n: n  # noqa: E731  # pyright: ignore[reportUnknownLambdaType]
+
+
 def info(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     return dict(FunctionTool(function, **options).tool_info()["function"])  # type: ignore[typeddict-item]
 
@@ -109,7 +113,7 @@ def test_parameters_not_given_keep_the_functions_own_default() -> None:
 
 
 def test_unannotated_parameters_take_any_value() -> None:
-    tool = FunctionTool(lambda city, n=1: (city, n), name="weather")
+    tool = FunctionTool(unannotated, name="weather")
     assert tool("weather", {"city": ["a", {"b": None}]}) == (["a", {"b": None}], 1)
 
 
@@ -208,7 +212,7 @@ async def test_callables_of_every_kind_are_wrapped() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda n: n, functools.partial(divmod, 1)],
+    [identity, functools.partial(divmod, 1)],
     ids=["lambda", "partial"],
 )
 def test_function_without_a_usable_name_needs_one(function: Any) -> None:
@@ -223,7 +227,7 @@ def test_class_is_a_function_that_makes_its_objects() -> None:
 @pytest.mark.parametrize("name", ["<lambda>", "two words", "", "a" * 65, "naïve"])
 def test_name_that_no_endpoint_accepts_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a tool name has 1 to 64 letters, digits, _ or -, found"):
-        FunctionTool(lambda n: n, name=name)
+        FunctionTool(identity, name=name)
 
 
 def positional_only(a: int, /) -> None: ...
@@ -247,18 +251,18 @@ class Opaque: ...
 def opaque_parameter(a: Opaque) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        positional_only,
-        with_args,
-        with_kwargs,
-        unknown_annotation,
-        callable_parameter,
-        opaque_parameter,
-        3,
-    ],
-)
+SIGNATURES: list[Any] = [
+    positional_only,
+    with_args,
+    with_kwargs,
+    unknown_annotation,
+    callable_parameter,
+    opaque_parameter,
+    3,
+]
+
+
+@pytest.mark.parametrize("function", SIGNATURES)
 def test_signature_no_json_object_can_fill_is_refused(function: Any) -> None:
     with pytest.raises(TypeError):
         FunctionTool(function)

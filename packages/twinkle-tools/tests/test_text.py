@@ -4,11 +4,11 @@ import dataclasses
 import enum
 import json
 import math
-from collections import OrderedDict, UserDict, deque, namedtuple
+from collections import OrderedDict, UserDict, deque
 from datetime import date
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic
 import pytest
@@ -40,6 +40,11 @@ class Point:
     label: str = "p"
 
 
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
 class Model(pydantic.BaseModel):
     day: date
     colour: Colour = Colour.RED
@@ -59,35 +64,35 @@ class Array:
         return "[0 ... 9]" if self.ndim else str(self.values)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, ""),
-        ("", ""),
-        ("text", "text"),
-        (3, "3"),
-        (2.5, "2.5"),
-        (True, "True"),
-        (Decimal("1.10"), "1.10"),
-        ({"a": None, "b": True}, '{"a": null, "b": true}'),
-        ([1, "ä", "中"], '[1, "ä", "中"]'),
-        ((1, 2), "[1, 2]"),
-        ({3}, "[3]"),
-        (deque([1, 2]), "[1, 2]"),
-        (MappingProxyType({"a": 1}), '{"a": 1}'),
-        (UserDict({"a": 1}), '{"a": 1}'),
-        (OrderedDict(b=1, a=2), '{"b": 1, "a": 2}'),
-        ({"a": 1}.keys(), '["a"]'),
-        (b"caf\xc3\xa9 \xff", "café \ufffd"),
-        (bytearray(b"ab"), "ab"),
-        (memoryview(b"ab"), "ab"),
-        (Point(1), '{"x": 1, "label": "p"}'),
-        (Array([1, 2], (2,)), "[1, 2]"),
-        (Array(7, ()), "7"),
-        ([Level.HIGH, Name.ANN, Colour.RED], '[3, "ann", "red"]'),
-        ({"nan": math.nan, "inf": -math.inf}, '{"nan": "NaN", "inf": "-Infinity"}'),
-    ],
-)
+TEXTS: list[tuple[Any, str]] = [
+    (None, ""),
+    ("", ""),
+    ("text", "text"),
+    (3, "3"),
+    (2.5, "2.5"),
+    (True, "True"),
+    (Decimal("1.10"), "1.10"),
+    ({"a": None, "b": True}, '{"a": null, "b": true}'),
+    ([1, "ä", "中"], '[1, "ä", "中"]'),
+    ((1, 2), "[1, 2]"),
+    ({3}, "[3]"),
+    (deque([1, 2]), "[1, 2]"),
+    (MappingProxyType({"a": 1}), '{"a": 1}'),
+    (UserDict({"a": 1}), '{"a": 1}'),
+    (OrderedDict(b=1, a=2), '{"b": 1, "a": 2}'),
+    ({"a": 1}.keys(), '["a"]'),
+    (b"caf\xc3\xa9 \xff", "café \ufffd"),
+    (bytearray(b"ab"), "ab"),
+    (memoryview(b"ab"), "ab"),
+    (Point(1), '{"x": 1, "label": "p"}'),
+    (Array([1, 2], (2,)), "[1, 2]"),
+    (Array(7, ()), "7"),
+    ([Level.HIGH, Name.ANN, Colour.RED], '[3, "ann", "red"]'),
+    ({"nan": math.nan, "inf": -math.inf}, '{"nan": "NaN", "inf": "-Infinity"}'),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), TEXTS)
 def test_value_as_text(value: object, text: str) -> None:
     assert to_text(value) == text
 
@@ -122,7 +127,7 @@ def test_class_objects_are_printed_not_converted() -> None:
         ({Colour.RED: 1, Name.ANN: 2}, {"red": 1, "ann": 2}),
         ({1: "a", "1": "b"}, {"1": "a", "'1'": "b"}),
         (date(2026, 1, 2), "2026-01-02"),
-        (namedtuple("Pair", "a b")(1, 2), [1, 2]),
+        (Pair(1, 2), [1, 2]),
         ([Array(Array([1.5], (1,)), ())], [[1.5]]),
     ],
 )

@@ -8,7 +8,9 @@ import sys
 import textwrap
 import threading
 import weakref
+from collections.abc import Generator
 from concurrent.futures import wait
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -184,12 +186,15 @@ def test_abandon_racing_with_the_end_of_the_call_keeps_the_number_of_places() ->
             pool.abandon(future)
     # Whatever the races did, exactly two calls run side by side now and a third one waits.
     together, go = threading.Barrier(3), threading.Event()
-    pair = [pool.submit(lambda: (together.wait(WAIT_S), go.wait(WAIT_S))) for _ in range(2)]
+    pair: list[Any] = [
+        pool.submit(lambda: (together.wait(WAIT_S), go.wait(WAIT_S))) for _ in range(2)
+    ]
     third = pool.submit(int)
     together.wait(WAIT_S)
     assert not third.done()
     go.set()
-    assert not wait([*pair, third], WAIT_S).not_done
+    assert [future.result(WAIT_S) for future in pair] == [None, None]
+    assert third.result(WAIT_S) == 0
 
 
 def test_result_is_freed_with_its_future_without_garbage_collection() -> None:
@@ -240,34 +245,29 @@ def test_exception_is_freed_with_its_future_without_garbage_collection() -> None
         gc.enable()
 
 
-def test_thread_that_cannot_be_started_loses_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def no_further_threads() -> Generator[None, None, None]:
+    """Make the system refuse threads, by asking for more stack than it has addresses."""
+    before = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def test_thread_that_cannot_be_started_loses_no_place() -> None:
     pool = ThreadPool(1)
-
-    class NoThread(threading.Thread):
-        def start(self) -> None:
-            raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threads.threading, "Thread", NoThread)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            pool.submit(int)
+    with no_further_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
+        pool.submit(int)
     assert pool.submit(int).result(WAIT_S) == 0
 
 
-def test_queued_call_fails_when_no_thread_can_be_started_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_queued_call_fails_when_no_thread_can_be_started_for_it() -> None:
     pool, go, started = ThreadPool(1), threading.Event(), threading.Event()
     hung = pool.submit(lambda: (started.set(), go.wait(WAIT_S)))
     assert started.wait(WAIT_S)
     queued = [pool.submit(int), pool.submit(int)]
-
-    class NoThread(threading.Thread):
-        def start(self) -> None:
-            raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threads.threading, "Thread", NoThread)
+    with no_further_threads():
         pool.abandon(hung)
     for future in queued:
         with pytest.raises(RuntimeError, match="can't start new thread"):

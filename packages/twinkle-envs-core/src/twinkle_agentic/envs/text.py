@@ -34,8 +34,8 @@ def render_fields(
 ) -> str:
     """Render the fields of an observation, one `name: value` a line.
 
-    A single text field is the text itself. Empty fields (`None`, empty text, list or object) are left out.
-    Rectangles of short values are drawn as rows; longer arrays of numbers are summarised.
+    A single text field is the text itself. Empty fields (`None`, empty text, list or object) are
+    left out. Rectangles of short values are drawn as rows; longer arrays of numbers are summarised.
 
     Args:
         fields: JSON values and what `to_jsonable` takes.
@@ -112,7 +112,7 @@ def _shorten(value: Any, hint: str) -> Any:
 
 
 def _as_grid(items: list[Any], siblings: Mapping[str, Any]) -> list[list[str]] | None:
-    """Return the cells of a rectangle: a list of rows, or a flat list beside its `width` and `height`."""
+    """Return the cells of a rectangle: rows, or a flat list beside its `width` and `height`."""
     width, height = siblings.get("width"), siblings.get("height")
     if (
         isinstance(width, int)

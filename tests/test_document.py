@@ -1,0 +1,408 @@
+"""The blocks of the document, as printed there and in its order, each executed with real parts.
+
+Only what no test can have is replaced: the address of the author's server, and the package
+`openspiel_env`, which is on no index (a small game of that name is written by the test). The
+chapters on `AgentEnv` and `EnvPool` have test files of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.env_tool import EnvTool
+from twinkle_agentic.protocol.openai import OpenAI
+from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.tools.base import ToolInfo
+
+pytestmark = pytest.mark.integration
+
+THE_ADDRESS = "http://10.0.0.5:8000"
+
+ENV_CLASS = '''
+from twinkle_agentic.envs.base import Env, StepResult
+
+class Env(ABC):
+
+    def reset(self, trajectory=None) -> StepResult:
+        """重置环境，开始新一轮。"""
+
+    @abstractmethod
+    def step(self, tool_name: str, arguments: dict) -> StepResult:
+        """执行单个动作，返回观测 + 奖励 + 完成标志。"""
+
+    def tools(self) -> List[ToolInfo]:
+        """返回此环境中可用的工具定义。"""
+
+    def evaluate(self, trajectories, **kwargs) -> List[float]:
+        """批量评估已完成的轨迹，返回奖励列表。"""
+
+    def close(self) -> None:
+        """释放资源。"""
+'''
+
+STEP_RESULT = """
+@dataclass
+class StepResult:
+    observation: str = ''    # 动作执行后的环境观测
+    reward: float = 0.0      # 此步骤的标量奖励
+    done: bool = False        # 是否终止
+    info: Dict[str, Any] = field(default_factory=dict)  # 额外元数据
+"""
+
+INTERACTIVE = """
+env = MyEnv()
+env.reset(trajectory)
+result = env.step('search', {'query': 'Python'})
+# ... 重复直到 result.done
+"""
+
+EVALUATION = """
+rewards = env.evaluate(completed_trajectories)
+"""
+
+ENV_TOOLS = """
+from twinkle_agentic.envs.env_tool import EnvTool
+from twinkle_agentic.tools.tool_manager import ToolManager
+
+env = MyEnv()
+
+# 为环境中定义的每个工具创建一个 EnvTool
+env_tools = EnvTool.from_env(env)
+
+# 注册到 ToolManager
+manager = ToolManager(env_tools)
+"""
+
+ENV_TOOL_BY_HAND = """
+env_tool = EnvTool(
+    env=my_env,
+    tool_name='execute_code',
+    description='在沙箱中执行 Python 代码。',
+    parameters={
+        'type': 'object',
+        'properties': {
+            'code': {'type': 'string', 'description': '要执行的 Python 代码。'},
+        },
+        'required': ['code'],
+    },
+)
+"""
+
+EMBEDDED = """
+from twinkle_agentic.envs.openenv import OpenEnv
+
+env = OpenEnv(
+    env_name='openspiel_env',                  # 环境包名，自动发现 Environment / Action 类
+    env_kwargs={'game_name': 'blackjack'},     # 传给 Environment 构造函数
+)
+result = env.reset()
+result = env.step('play', {'action': 'hit'})
+"""
+
+CLIENT = """
+from twinkle_agentic.envs.openenv import OpenEnvClient
+
+env = OpenEnvClient(
+    env_name='coding_env',                 # 自动发现 EnvClient 子类 + Action 类
+    base_url='http://10.0.0.5:8000',       # 也可用 OPENENV_BASE_URL 环境变量
+    message_timeout_s=120,                 # 环境要跑长耗时代码时调大
+)
+env.reset()
+result = env.step('run_python', {'code': 'print(1 + 1)'})
+print(result.observation)                  # '2'
+env.close()
+"""
+
+ROLLOUT = """
+from twinkle_agentic.envs.env_tool import EnvTool
+from twinkle_agentic.tools.tool_manager import ToolManager
+from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
+
+env.reset()
+
+# 桥接到 ToolManager
+env_tools = EnvTool.from_env(env)
+manager = ToolManager(env_tools)
+
+# 在 rollout 中使用
+rollout = APIMultiTurnRollout(api=api, tool_manager=manager, max_turns=10)
+results = rollout(trajectories)
+"""
+
+CUSTOM_ENVIRONMENT = """
+from twinkle_agentic.envs.base import Env, StepResult
+
+class CodeExecutionEnv(Env):
+
+    def reset(self, trajectory=None):
+        self._sandbox = create_sandbox()
+        return StepResult(observation='沙箱已就绪。')
+
+    def step(self, tool_name, arguments):
+        code = arguments.get('code', '')
+        output = self._sandbox.run(code)
+        return StepResult(
+            observation=output,
+            reward=1.0 if 'error' not in output.lower() else 0.0,
+            done=False,
+        )
+
+    def tools(self):
+        return [{
+            'type': 'function',
+            'function': {
+                'name': 'execute_code',
+                'description': '运行 Python 代码。',
+                'parameters': {
+                    'type': 'object',
+                    'properties': {
+                        'code': {'type': 'string'},
+                    },
+                },
+            },
+        }]
+
+    def close(self):
+        self._sandbox.cleanup()
+"""
+
+GAME = '''
+"""A game of the shape of OpenSpiel's blackjack: draw until 21, or stand."""
+
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import State
+
+from openspiel_env.models import OpenSpielAction, OpenSpielObservation
+
+
+class OpenSpielEnvironment(Environment[OpenSpielAction, OpenSpielObservation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, game_name="catch"):
+        super().__init__()
+        self.game_name = game_name
+        self._state = State()
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self.total = 12
+        return self._seen()
+
+    def step(self, action, timeout_s=None, **kwargs):
+        self.total += 9 if action.action == "hit" else 0
+        return self._seen(done=True, reward=1.0 if self.total == 21 else -1.0)
+
+    def _seen(self, **outcome):
+        return OpenSpielObservation(text=f"{self.game_name}: {self.total}", **outcome)
+
+    @property
+    def state(self):
+        return self._state
+'''
+
+MODELS = '''
+"""Action and observation."""
+
+from openenv.core.env_server.types import Action, Observation
+
+
+class OpenSpielAction(Action):
+    action: str
+
+
+class OpenSpielObservation(Observation):
+    text: str = ""
+'''
+
+PACKAGE = """
+from openspiel_env.models import OpenSpielAction, OpenSpielObservation
+
+__all__ = ["OpenSpielAction", "OpenSpielObservation"]
+"""
+
+SUBMIT: ToolInfo = {
+    "type": "function",
+    "function": {
+        "name": "submit_solution",
+        "description": "Hand in the solution.",
+        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}},
+    },
+}
+
+
+class MyEnv(Env):
+    """What the document leaves to the reader."""
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        self.trajectory = trajectory
+        return StepResult("ready")
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        return StepResult(f"{tool_name}: {arguments['query']}", 1.0, True)
+
+    def tools(self) -> list[ToolInfo]:
+        parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
+        return [{"type": "function", "function": {"name": "search", "parameters": parameters}}]
+
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [float(len(trajectory["messages"])) for trajectory in trajectories]
+
+
+def run(block: str, **names: Any) -> dict[str, Any]:
+    """Execute a block with the names it takes for granted; returns all names afterwards."""
+    exec(compile(block, "<document>", "exec"), names)
+    return names
+
+
+def test_base_class_has_the_printed_methods() -> None:
+    printed = run(ENV_CLASS, ABC=ABC, abstractmethod=abstractmethod, List=list, ToolInfo=ToolInfo)
+    attributes: dict[str, Any] = dict(vars(printed["Env"]))
+    methods = [name for name in attributes if not name.startswith("_")]
+    assert methods == ["reset", "step", "tools", "evaluate", "close"]
+    for name in methods:
+        shown = inspect.signature(getattr(printed["Env"], name))
+        assert list(shown.parameters) == list(inspect.signature(getattr(Env, name)).parameters)
+    assert Env.__abstractmethods__ == printed["Env"].__abstractmethods__
+
+
+def test_step_result_has_the_printed_fields() -> None:
+    printed = run(STEP_RESULT, dataclass=dataclass, field=field, Dict=dict, Any=Any)["StepResult"]
+    shown = [(f.name, getattr(printed(), f.name)) for f in dataclasses.fields(printed)]
+    assert [
+        (f.name, getattr(StepResult(), f.name)) for f in dataclasses.fields(StepResult)
+    ] == shown
+
+
+def test_interactive_mode() -> None:
+    names = run(INTERACTIVE, MyEnv=MyEnv, trajectory={"messages": []})
+    assert names["result"] == StepResult("search: Python", 1.0, True)
+    assert names["env"].trajectory == {"messages": []}
+
+
+def test_evaluation_mode() -> None:
+    completed = [{"messages": [1]}, {"messages": [1, 2]}]
+    assert run(EVALUATION, env=MyEnv(), completed_trajectories=completed)["rewards"] == [1.0, 2.0]
+
+
+def test_env_tools() -> None:
+    names = run(ENV_TOOLS, MyEnv=MyEnv)
+    answer = names["manager"]({"function": {"name": "search", "arguments": '{"query": "Python"}'}})
+    assert answer == "search: Python"
+    (tool,) = names["env_tools"]
+    assert (tool.done, tool.episode_reward) == (True, 1.0)
+    assert tool.last_result == StepResult("search: Python", 1.0, True)
+
+
+def test_env_tool_by_hand() -> None:
+    tool = run(ENV_TOOL_BY_HAND, EnvTool=EnvTool, my_env=MyEnv())["env_tool"]
+    function = tool.tool_info()["function"]
+    assert (function["name"], function["parameters"]["required"]) == ("execute_code", ["code"])
+
+
+@pytest.fixture
+def openspiel_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "__init__.py": PACKAGE,
+        "models.py": MODELS,
+        "server/__init__.py": "",
+        "server/openspiel_environment.py": GAME,
+    }
+    for name, text in files.items():
+        path = tmp_path / "openspiel_env" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))  # pyright: ignore[reportUnknownMemberType]
+
+
+@pytest.mark.usefixtures("openspiel_env")
+def test_embedded_openenv() -> None:
+    names = run(EMBEDDED)
+    with names["env"] as env:
+        result = names["result"]
+        assert (result.reward, result.done) == (1.0, True)
+        assert "blackjack: 21" in result.observation
+        assert env.tools() == []
+        (tool,) = EnvTool.from_env(env)
+        assert tool.tool_info().get("function", {}).get("name") == "env_action"
+        env.reset()
+        assert "blackjack: 12" in tool("env_action", {"action": "stand"})
+        assert (tool.done, tool.episode_reward) == (True, -1.0)
+
+
+def test_openenv_client(coding_server: ServerProcess) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        names = run(CLIENT.replace(THE_ADDRESS, coding_server.url))
+    assert printed.getvalue() == "2\n"
+    assert names["result"].info.get("error") is None
+
+
+def test_openenv_client_with_the_address_of_the_environment(
+    coding_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENENV_BASE_URL", coding_server.url)
+    line = f"    base_url='{THE_ADDRESS}',       # 也可用 OPENENV_BASE_URL 环境变量\n"
+    assert line in CLIENT
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        run(CLIENT.replace(line, ""))
+    assert printed.getvalue() == "2\n"
+
+
+def test_rollout(coding_server: ServerProcess, scripted_endpoint: ServerProcess) -> None:
+    from twinkle_agentic.envs.openenv import OpenEnvClient
+
+    submitted: list[str] = []
+
+    def submit(env: Any, arguments: dict[str, Any]) -> str:
+        submitted.append(arguments["code"])
+        return "Solution submitted."
+
+    with OpenEnvClient(env_name="coding_env", base_url=coding_server.url) as env:
+        env.register_tool(SUBMIT, submit)
+        question = "Write the function `add(a, b)` that adds two numbers."
+        names = run(
+            ROLLOUT,
+            env=env,
+            api=OpenAI("scripted", base_url=f"{scripted_endpoint.url}/v1"),
+            trajectories=[{"messages": [{"role": "user", "content": question}]}],
+        )
+        (result,) = names["results"]
+        assert ["return a + b" in code for code in submitted] == [True]
+    assert [message["role"] for message in result["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert result["messages"][2]["content"] == "Solution submitted."
+    assert (result["stop_reason"], result["turns"], result["error"]) == ("stop", 2, None)
+
+
+def test_custom_environment() -> None:
+    class Sandbox:
+        cleaned = 0
+
+        def run(self, code: str) -> str:
+            return "NameError: x" if code == "x" else f"ran {code}"
+
+        def cleanup(self) -> None:
+            Sandbox.cleaned += 1
+
+    names = run(CUSTOM_ENVIRONMENT, create_sandbox=Sandbox)
+    with names["CodeExecutionEnv"]() as env:
+        assert env.reset().observation == "沙箱已就绪。"
+        (tool,) = EnvTool.from_env(env)
+        assert tool("execute_code", {"code": "1"}) == "ran 1"
+        assert tool.episode_reward == 1.0
+        assert tool("execute_code", {"code": "x"}) == "NameError: x"
+        assert (tool.episode_reward, tool.done) == (0.0, False)
+    assert Sandbox.cleaned == 1
