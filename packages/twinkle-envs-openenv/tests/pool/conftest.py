@@ -21,7 +21,7 @@ LAB = "pool_test_envs:Lab"
 def workers_find_the_test_environments() -> Iterator[None]:
     """Put this directory on the path of this process and of the workers it starts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
+        patch.setattr(sys, "path", [str(HERE), *sys.path])
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         yield
 
@@ -32,7 +32,7 @@ def cluster(workers_find_the_test_environments: None) -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="the ray extra is not installed")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
+    cluster: Any = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 4,
@@ -129,9 +129,8 @@ def make_pool(num_workers: int) -> Iterator[Callable[..., EnvPool]]:
     pools: list[EnvPool] = []
 
     def make(pool_size: int = 4, **kwargs: Any) -> EnvPool:
-        pools.append(
-            EnvPool(pool_size, **{"env_factory": LAB, "num_workers": num_workers, **kwargs})
-        )
+        settings: dict[str, Any] = {"env_factory": LAB, "num_workers": num_workers, **kwargs}
+        pools.append(EnvPool(pool_size, **settings))
         return pools[-1]
 
     yield make

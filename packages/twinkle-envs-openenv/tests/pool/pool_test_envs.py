@@ -1,4 +1,4 @@
-"""Environments that the workers of the pool tests import; the tests put this directory on their path."""
+"""Environments that the workers of the pool tests import; this directory is on their path."""
 
 from __future__ import annotations
 

@@ -15,6 +15,10 @@ from twinkle_agentic.envs.openenv.pool import EnvPool, EnvPoolAdapter
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 
+def _name(tool: Any) -> str:
+    return tool["function"]["name"]
+
+
 def test_adapters_wrap_the_first_slots(make_pool: Callable[..., EnvPool]) -> None:
     envs = make_pool(4).get_adapters(3)
     assert all(isinstance(env, Env) for env in envs)
@@ -77,10 +81,10 @@ def test_close_of_an_adapter_leaves_the_environment(make_pool: Callable[..., Env
 
 def test_tools_are_those_of_the_last_reset(make_pool: Callable[..., EnvPool]) -> None:
     (env,) = make_pool(2).get_adapters(1)
-    assert env.tools()[0]["function"]["name"] == "before"
+    assert _name(env.tools()[0]) == "before"
     env.reset({"user_data": {"tool": "after"}})
-    assert env.tools()[0]["function"]["name"] == "after"
-    assert EnvTool.from_env(env)[0].tool_info()["function"]["name"] == "after"
+    assert _name(env.tools()[0]) == "after"
+    assert _name(EnvTool.from_env(env)[0].tool_info()) == "after"
 
 
 def test_evaluate_passes_through(make_pool: Callable[..., EnvPool]) -> None:
@@ -108,8 +112,7 @@ def test_lease_hands_out_each_slot_once(make_pool: Callable[..., EnvPool]) -> No
 
 def test_leases_spread_over_the_workers(cluster: Any) -> None:
     with EnvPool(4, env_factory="pool_test_envs:Lab", num_workers=2) as pool:
-        with pool.lease() as one, pool.lease() as two:
-            assert {one.slot, two.slot} == {0, 2}
+        assert {pool.acquire(), pool.acquire()} == {0, 2}
 
 
 def test_closed_lease_gives_its_slot_back(make_pool: Callable[..., EnvPool]) -> None:

@@ -12,6 +12,12 @@ import pytest
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError, PoolError
 from twinkle_agentic.envs.openenv.pool import EnvPool
 
+NOTHING: list[dict[str, Any]] = [{}]  # arguments of one step
+
+
+def _name(tool: Any) -> str:
+    return tool["function"]["name"]
+
 
 def test_reset_passes_trajectory_seed_and_kwargs(pool: EnvPool) -> None:
     trajectory: Any = {"messages": [], "user_data": {"level": 2, "seed": 1}}
@@ -80,7 +86,7 @@ def test_unknown_slot_is_an_index_error(pool: EnvPool, slot: int) -> None:
         lambda: pool.reset(slot),
         lambda: pool.step(slot, "add"),
         lambda: pool.reset_batch([0, slot]),
-        lambda: pool.step_batch([slot], ["add"], [{}]),
+        lambda: pool.step_batch([slot], ["add"], NOTHING),
         lambda: pool.release(slot),
     ):
         with pytest.raises(IndexError, match=rf"slot {slot} is outside this pool: pool_size=8"):
@@ -94,20 +100,20 @@ def test_slot_that_is_no_integer_is_refused(pool: EnvPool) -> None:
 
 def test_duplicate_indices_are_refused(pool: EnvPool) -> None:
     with pytest.raises(ValueError, match=r"each slot once, found \[2\]"):
-        pool.step_batch([2, 1, 2], ["add"] * 3, [{}] * 3)
+        pool.step_batch([2, 1, 2], ["add"] * 3, NOTHING * 3)
     with pytest.raises(ValueError, match=r"found \[3, 4\]"):
         pool.reset_batch([3, 4, 4, 3])
 
 
 def test_lists_of_unequal_length_are_refused(pool: EnvPool) -> None:
     with pytest.raises(ValueError, match="tool_names has 1 entries for 2 indices"):
-        pool.step_batch([0, 1], ["add"], [{}, {}])
+        pool.step_batch([0, 1], ["add"], NOTHING * 2)
     with pytest.raises(ValueError, match="arguments_list has 3 entries for 2 indices"):
-        pool.step_batch([0, 1], ["add", "add"], [{}, {}, {}])
+        pool.step_batch([0, 1], ["add", "add"], NOTHING * 3)
     with pytest.raises(ValueError, match="seeds has 1 entries for 2 indices"):
         pool.reset_batch([0, 1], seeds=[1])
     with pytest.raises(ValueError, match="the text 'add'"):
-        pool.step_batch([0, 1, 2], "add", [{}, {}, {}])
+        pool.step_batch([0, 1, 2], "add", NOTHING * 3)
 
 
 def test_step_before_reset_says_so(make_pool: Callable[..., EnvPool]) -> None:
@@ -200,7 +206,7 @@ def test_environment_is_made_used_and_closed_in_one_thread(
     pool = make_pool(4, env_kwargs={"log": str(log)})
     for _ in range(2):
         pool.reset_batch(range(4))
-        pool.step_batch(range(4), ["add"] * 4, [{}] * 4)
+        pool.step_batch(range(4), ["add"] * 4, NOTHING * 4)
     pool.close()
     threads: dict[str, set[str]] = {}
     verbs: dict[str, list[str]] = {}
@@ -219,7 +225,7 @@ def test_slow_slot_does_not_hold_up_its_neighbours(pool: EnvPool, gate: Any) -> 
         slow = threads.submit(pool.step, 0, "wait", {"gate": gate.path})
         gate.await_waiting(1)
         assert pool.step(1, "add").observation == "step 1"
-        assert all(r.error is None for r in pool.step_batch([1, 2, 3], ["add"] * 3, [{}] * 3))
+        assert all(r.error is None for r in pool.step_batch([1, 2, 3], ["add"] * 3, NOTHING * 3))
         assert not slow.done()
         gate.open()
         assert slow.result(30).observation == "passed"
@@ -301,7 +307,7 @@ def test_min_results_returns_the_first_and_collect_the_others(pool: EnvPool, gat
     assert [slot for slot, r in enumerate(results) if r is None] == [1, 6]
     assert all(r.observation == "step 1" for r in results if r is not None)
     assert pool.collect(0) == {}
-    with pytest.raises(PoolError, match="slot 6 has a step .* not collected"):
+    with pytest.raises(PoolError, match=r"slot 6 has a step .* not collected"):
         pool.step(6, "add")
     assert pool.step(0, "add").observation == "step 2"
     gate.await_waiting(2)
@@ -337,7 +343,7 @@ def test_reset_drops_a_result_that_was_not_collected(pool: EnvPool, gate: Any) -
 def test_min_results_out_of_range_is_refused(pool: EnvPool) -> None:
     for wrong in (-1, 3):
         with pytest.raises(ValueError, match=f"min_results={wrong}"):
-            pool.step_batch([0, 1], ["add"] * 2, [{}] * 2, min_results=wrong)
+            pool.step_batch([0, 1], ["add"] * 2, NOTHING * 2, min_results=wrong)
 
 
 async def test_async_twins_do_the_same(pool: EnvPool) -> None:
@@ -346,9 +352,9 @@ async def test_async_twins_do_the_same(pool: EnvPool) -> None:
     assert len(await pool.areset_batch(range(8))) == 8
     results = await asyncio.gather(*(pool.astep(slot, "add") for slot in range(8)))
     assert [r.observation for r in results] == ["step 1"] * 8
-    batch = await pool.astep_batch([3, 1], ["add"] * 2, [{}] * 2)
+    batch = await pool.astep_batch([3, 1], ["add"] * 2, NOTHING * 2)
     assert [r.observation for r in batch] == ["step 2"] * 2
-    first = await pool.astep_batch([3, 1], ["add"] * 2, [{}] * 2, min_results=1)
+    first = await pool.astep_batch([3, 1], ["add"] * 2, NOTHING * 2, min_results=1)
     late = await pool.acollect()
     assert sum(r is not None for r in first) + len(late) == 2
     with pytest.raises(EnvError):
@@ -385,8 +391,8 @@ def test_evaluate_and_tools_reach_the_environment(pool: EnvPool) -> None:
     pool.reset(3, tool="after")
     trajectories: Any = [{"messages": [1, 2]}, {"messages": []}]
     assert pool.evaluate(3, trajectories, bonus=10) == [12.0, 10.0]
-    assert pool.tools(3)[0]["function"]["name"] == "after"
-    assert pool.tools()[0]["function"]["name"] == "before"
+    assert _name(pool.tools(3)[0]) == "after"
+    assert _name(pool.tools()[0]) == "before"
     with pytest.raises(EnvError, match="slot 3: evaluate: KeyError"):
         pool.evaluate(3, [{}])
 
@@ -394,7 +400,7 @@ def test_evaluate_and_tools_reach_the_environment(pool: EnvPool) -> None:
 def test_stats_tell_slots_steps_and_times(make_pool: Callable[..., EnvPool]) -> None:
     pool = make_pool(5)
     pool.reset_batch(range(5))
-    pool.step_batch(range(5), ["add"] * 5, [{}] * 5)
+    pool.step_batch(range(5), ["add"] * 5, NOTHING * 5)
     stats = pool.stats()
     assert sum(w.slots for w in stats) == 5
     assert sum(w.steps for w in stats) == 5

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 from twinkle_agentic.envs.errors import PoolError
 from twinkle_agentic.envs.openenv.pool import EnvPool
 from twinkle_agentic.envs.openenv.pool.start import cut_into_shards
+
+NOTHING: list[dict[str, Any]] = [{}]  # arguments of one step
 
 
 @dataclass
@@ -75,11 +78,11 @@ def test_mesh_gives_the_workers(cluster: Any) -> None:
 )
 def test_arguments_out_of_range_are_refused(kwargs: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        EnvPool(**{"env_factory": "pool_test_envs:Lab", **kwargs})
+        EnvPool(**kwargs)
 
 
 def test_wrong_env_kwargs_show_at_construction(num_workers: int) -> None:
-    with pytest.raises(PoolError, match="worker 0 .* TypeError: .*unexpected keyword"):
+    with pytest.raises(PoolError, match=r"worker 0 .* TypeError: .*unexpected keyword"):
         EnvPool(
             2, env_factory="pool_test_envs:Lab", env_kwargs={"nope": 1}, num_workers=num_workers
         )
@@ -116,7 +119,7 @@ def test_factory_that_makes_no_env_shows_at_construction(num_workers: int) -> No
 
 
 def test_factory_may_be_a_function_or_a_class(num_workers: int) -> None:
-    import pool_test_envs
+    pool_test_envs: Any = importlib.import_module("pool_test_envs")
 
     for factory in (pool_test_envs.Lab, pool_test_envs.make_lab, "pool_test_envs:make_lab"):
         with EnvPool(2, env_factory=factory, num_workers=min(1, num_workers)) as pool:
@@ -125,7 +128,7 @@ def test_factory_may_be_a_function_or_a_class(num_workers: int) -> None:
 
 @pytest.mark.parametrize("how", ["class", "text", "factory", "subclass"])
 def test_network_clients_are_refused_with_the_reason(num_workers: int, how: str) -> None:
-    import pool_test_envs
+    pool_test_envs: Any = importlib.import_module("pool_test_envs")
 
     class MyClient(pool_test_envs.OpenEnvClient):
         pass
@@ -137,13 +140,13 @@ def test_network_clients_are_refused_with_the_reason(num_workers: int, how: str)
         "subclass": MyClient,
     }
     with pytest.raises(
-        (TypeError, PoolError), match="OpenEnvClient .*the session lives on the server"
+        (TypeError, PoolError), match=r"OpenEnvClient .*the session lives on the server"
     ):
         EnvPool(2, env_factory=factories[how], num_workers=min(1, num_workers))
 
 
 def test_agent_env_is_refused_with_the_reason() -> None:
-    with pytest.raises(TypeError, match="AgentEnv .*scheduled by the AgentENV server"):
+    with pytest.raises(TypeError, match=r"AgentEnv .*scheduled by the AgentENV server"):
         EnvPool(2, env_factory="twinkle_agentic.envs.agentenv:AgentEnv")
 
 
@@ -153,14 +156,15 @@ def test_class_that_only_the_driver_can_import_is_named(
     (tmp_path / "driver_only_env.py").write_text(
         "from pool_test_envs import Lab\nclass Mine(Lab):\n    pass\ndef mapper(*_): ...\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import driver_only_env  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    driver_only_env: Any = importlib.import_module("driver_only_env")
 
     try:
-        for arguments in (
+        wrong: list[dict[str, Any]] = [
             {"env_factory": driver_only_env.Mine},
             {"env_factory": "pool_test_envs:Lab", "env_kwargs": {"log": driver_only_env.mapper}},
-        ):
+        ]
+        for arguments in wrong:
             with pytest.raises(PoolError, match="cannot import module 'driver_only_env'"):
                 EnvPool(2, num_workers=1, **arguments)
     finally:
@@ -222,7 +226,7 @@ def test_unknown_worker_option_is_an_error(cluster: Any) -> None:
 def test_eight_workers_fit_on_few_cores(cluster: Any) -> None:
     with EnvPool(16, env_factory="pool_test_envs:Lab", num_workers=8) as pool:
         pool.reset_batch(range(16))
-        pids = pool.step_batch(range(16), ["pid"] * 16, [{}] * 16)
+        pids = pool.step_batch(range(16), ["pid"] * 16, NOTHING * 16)
         assert len({r.observation for r in pids}) == 8
 
 

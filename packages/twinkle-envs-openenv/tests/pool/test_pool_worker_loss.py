@@ -21,6 +21,9 @@ from twinkle_agentic.envs.openenv.pool import EnvPool
 LAB = "pool_test_envs:Lab"
 
 
+NOTHING: list[dict[str, Any]] = [{}]  # arguments of one step
+
+
 def pid_of(pool: EnvPool, slot: int) -> int:
     return int(pool.step(slot, "pid").observation)
 
@@ -28,7 +31,7 @@ def pid_of(pool: EnvPool, slot: int) -> int:
 def test_killed_worker_loses_its_slots_alone_and_comes_back(cluster: Any, gate: Any) -> None:
     with EnvPool(20, env_factory=LAB, num_workers=2) as pool:
         pool.reset_batch(range(20))
-        pool.step_batch(range(20), ["add"] * 20, [{}] * 20)
+        pool.step_batch(range(20), ["add"] * 20, NOTHING * 20)
         killed, other = pid_of(pool, 0), pid_of(pool, 10)
         with ThreadPoolExecutor(10) as threads:
             in_flight = [
@@ -67,7 +70,7 @@ def test_worker_killed_in_a_batch_and_under_min_results(cluster: Any, gate: Any)
         first = pool.step_batch(
             range(4),
             ["wait", "wait", "add", "add"],
-            [{"gate": gate.path}] * 2 + [{}] * 2,
+            [{"gate": gate.path}] * 2 + NOTHING * 2,
             min_results=2,
         )
         assert [r is None for r in first] == [True, True, False, False]
@@ -213,7 +216,7 @@ if sys.argv[1] == "local":
     ray_options |= {"include_dashboard": False, "num_cpus": 2}
 pool = EnvPool(4, env_factory="pool_test_envs:Lab", num_workers=2, ray_options=ray_options)
 pool.reset_batch(range(4))
-print(*{int(r.observation) for r in pool.step_batch(range(4), ["pid"] * 4, [{}] * 4)}, flush=True)
+print(*{pool.step(slot, "pid").observation for slot in range(4)}, flush=True)
 pool.step(0, "wait", {"gate": sys.argv[2]})
 """
 
@@ -267,7 +270,7 @@ def test_pool_starts_and_ends_ray_by_itself_without_settings(tmp_path: Path) -> 
     import os
     from twinkle_agentic.envs.openenv.pool import EnvPool
     with EnvPool(2, env_factory="pool_test_envs:Lab", num_workers=2, num_cpus=3,
-                 ray_options={"address": "local", "num_cpus": 6, "include_dashboard": False}) as pool:
+                 ray_options=dict(address="local", num_cpus=6, include_dashboard=False)) as pool:
         pool.reset_batch([0, 1])
         print(pool.step(1, "echo", {"text": "hello"}).observation)
     import ray

@@ -14,7 +14,7 @@ from twinkle_agentic.tools.types import ToolInfo, Trajectory
 if TYPE_CHECKING:
     from twinkle_agentic.envs.openenv.pool.env_pool import EnvPool
 
-__all__ = ["EnvPoolAdapter"]
+__all__ = ["EnvPoolAdapter", "ScoringAdapter"]
 
 
 class EnvPoolAdapter(Env):
@@ -94,18 +94,6 @@ class EnvPoolAdapter(Env):
             self._tools = self._pool.tools(self.slot)
         return list(self._tools)
 
-    def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
-        """Score finished trajectories with the environment of the slot.
-
-        Raises:
-            TwinkleEnvError: The environment raised, did not answer in time, or is lost.
-        """
-        return self._pool.evaluate(self._held(), trajectories, **kwargs)
-
-    async def aevaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
-        """Score finished trajectories without blocking the event loop; as `evaluate`."""
-        return await self._pool.aevaluate(self._held(), trajectories, **kwargs)
-
     async def hold_slot(self) -> None:
         """Wait for the slot of this lease where none is held yet.
 
@@ -169,3 +157,19 @@ class EnvPoolAdapter(Env):
 
     def _failed(self, error: Exception) -> StepResult:
         return StepResult.failed(error, episode_reward=self.episode_reward)
+
+
+class ScoringAdapter(EnvPoolAdapter):
+    """The adapter of environments that score trajectories, so that others do not seem to."""
+
+    def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
+        """Score finished trajectories with the environment of the slot.
+
+        Raises:
+            TwinkleEnvError: The environment raised, did not answer in time, or is lost.
+        """
+        return self._pool.evaluate(self._held(), trajectories, **kwargs)
+
+    async def aevaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
+        """Score finished trajectories without blocking the event loop; as `evaluate`."""
+        return await self._pool.aevaluate(self._held(), trajectories, **kwargs)

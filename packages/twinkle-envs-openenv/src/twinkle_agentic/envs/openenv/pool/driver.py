@@ -60,7 +60,7 @@ class SlotDriver:
         try:
             while True:
                 try:
-                    reply = self.workers.call(worker, "call", blob, _left(deadline))
+                    reply = self.workers.call(worker, blob, _left(deadline))
                     return self.received(worker, request, reply)
                 except (EnvTimeoutError, WorkerLostError) as error:
                     if not self._may_retry(worker, request, error, deadline):

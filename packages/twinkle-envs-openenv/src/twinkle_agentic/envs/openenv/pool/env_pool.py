@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.envs.base import StepResult
-from twinkle_agentic.envs.openenv.pool.adapter import EnvPoolAdapter
+from twinkle_agentic.envs.openenv.pool.adapter import EnvPoolAdapter, ScoringAdapter
 from twinkle_agentic.envs.openenv.pool.at_exit import close_at_exit
 from twinkle_agentic.envs.openenv.pool.batch_calls import BatchCalls
 from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
@@ -121,7 +121,7 @@ class EnvPool(BatchCalls):
         self.num_workers = world_size and len(shards)
         self.lease_timeout_s = lease_timeout_s
         self._close_timeout_s = close_timeout_s
-        workers, self._default_tools = start_workers(
+        workers, self._first_env = start_workers(
             shards,
             local=not world_size,
             env_factory=env_factory,
@@ -222,7 +222,7 @@ class EnvPool(BatchCalls):
                 f"{n} adapters were asked for, but the pool has {self.pool_size} slots"
             )
         self.leases.pin(range(n))
-        return [EnvPoolAdapter(self, slot) for slot in range(n)]
+        return [self._adapter(slot) for slot in range(n)]
 
     def lease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
         """Lend a slot as a plain env until its `close` or `aclose`; never blocks.
@@ -237,7 +237,7 @@ class EnvPool(BatchCalls):
         Raises:
             PoolError: The pool is closed, or all slots were given out by `get_adapters`.
         """
-        return EnvPoolAdapter(self, lease_timeout_s=timeout_s)
+        return self._adapter(None, lease_timeout_s=timeout_s)
 
     async def alease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
         """Lend a slot as `lease` does, waiting for a free one before it returns.
@@ -271,8 +271,9 @@ class EnvPool(BatchCalls):
         Raises:
             TwinkleEnvError: The environment raised, did not answer in time, or is lost.
         """
-        if self._default_tools is not None and (idx is None or idx not in self._driver.episodes):
-            return list(self._default_tools)
+        first = self._first_env.tools
+        if first is not None and (idx is None or idx not in self._driver.episodes):
+            return list(first)
         return list(value_or_raise(self._driver.call(self._requests.tools(idx or 0))))
 
     def evaluate(self, idx: int, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
@@ -325,6 +326,10 @@ class EnvPool(BatchCalls):
         if self._first_to_close():
             await self._close_envs()
             await run_blocking(self._driver.workers.shut_down)
+
+    def _adapter(self, slot: int | None, **kwargs: Any) -> EnvPoolAdapter:
+        kind = ScoringAdapter if self._first_env.scores else EnvPoolAdapter
+        return kind(self, slot, **kwargs)
 
     def _first_to_close(self) -> bool:
         with self._close_lock:

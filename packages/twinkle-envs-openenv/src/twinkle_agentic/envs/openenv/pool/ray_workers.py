@@ -74,8 +74,8 @@ class RayWorkers:
                 f"Ray refused the workers with the options {options!r}: {error}"
             ) from error
 
-    def call(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
-        """Call a method of one worker and wait for it.
+    def call(self, worker: int, request: bytes, timeout_s: float) -> bytes:
+        """Send one slot call to a worker and wait for the packed reply.
 
         Raises:
             EnvTimeoutError: No answer within `timeout_s`.
@@ -83,14 +83,14 @@ class RayWorkers:
             WorkerGoneError: And it will not come back.
             PoolError: Ray itself is not running any more.
         """
-        with self._typed_errors(worker, method, timeout_s):
-            return self._ray.get(self._submitted(worker, method, argument), timeout=timeout_s)
+        with self._typed_errors(worker, "call", timeout_s):
+            return self._ray.get(self._submitted(worker, "call", request), timeout=timeout_s)
 
     async def acall(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
-        """Call a method of one worker and await it; raises as `call`."""
+        """Call a method of one worker and await its answer; raises as `call`."""
         with self._typed_errors(worker, method, timeout_s):
-            reference = self._submitted(worker, method, argument)
-            return await asyncio.wait_for(reference, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._submitted(worker, method, argument)
 
     def describe_room(self) -> str:
         """Say what the cluster has free, for an error message."""
@@ -143,7 +143,8 @@ class RayWorkers:
 
     def _recycle(self, worker: int) -> None:
         try:
-            self.call(worker, "stats", None, _PING_TIMEOUT_S)
+            with self._typed_errors(worker, "stats", _PING_TIMEOUT_S):
+                self._ray.get(self._submitted(worker, "stats", None), timeout=_PING_TIMEOUT_S)
         except EnvTimeoutError:
             logger.warning("worker %d answers nothing: its process is replaced", worker)
             with contextlib.suppress(Exception):  # closed meanwhile

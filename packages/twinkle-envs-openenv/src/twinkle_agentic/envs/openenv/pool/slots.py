@@ -216,7 +216,8 @@ class _Slot:
             if call.op == "reset":
                 return self._reset(life, *call.args)
             if call.op == "make":
-                return _tools_or_none(self._made(life))
+                env = self._made(life)
+                return {"tools": _tools_or_none(env), "scores": _scores(env)}
             return getattr(self._made(life), call.op)(*call.args[0], **call.args[1])
         except BaseException as error:
             failure = failure_of(error, f"slot {self.index}: {call.op}")
@@ -276,8 +277,9 @@ def _checked(result: Any, op: str) -> StepResult:
     except AttributeError:
         raise TypeError(f"{op} must return a StepResult, found {result!r}") from None
     if type(reward) is float and math.isfinite(reward) and type(info) is dict:
-        return StepResult(str(observation), reward, bool(done), dict(info))
-    details: dict[str, Any] = dict(cast("dict[str, Any]", info or {}))
+        details = dict(cast("dict[str, Any]", info))
+        return StepResult(str(observation), reward, bool(done), details)
+    details = dict(cast("dict[str, Any]", info or {}))
     return StepResult.scored(str(observation), reward, done=bool(done), info=details)
 
 
@@ -286,6 +288,11 @@ def _tools_or_none(env: Env) -> list[Any] | None:
         return list(env.tools())
     except Exception:  # asked again, and reported, when somebody needs them
         return None
+
+
+def _scores(env: Env) -> bool:
+    """Tell whether an env scores trajectories itself."""
+    return type(env).evaluate is not Env.evaluate
 
 
 def _next_now(mailbox: queue.SimpleQueue[SlotCall | None]) -> SlotCall | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic.envs.background import run_sync
@@ -16,6 +17,19 @@ from twinkle_agentic.envs.openenv.pool.wire import Failure, unpack_reply
 from twinkle_agentic.envs.openenv.pool.workers import Workers
 
 __all__ = ["cut_into_shards", "pack_spec", "start_workers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstEnv:
+    """What the first environment of a pool told when it was made.
+
+    Attributes:
+        tools: Its tool definitions; `None` where it cannot tell them before a reset.
+        scores: Whether its class overrides `evaluate`.
+    """
+
+    tools: list[Any] | None
+    scores: bool
 
 
 def cut_into_shards(pool_size: int, world_size: int) -> list[range]:
@@ -44,7 +58,7 @@ def start_workers(
     worker_options: Mapping[str, Any],
     ray_options: Mapping[str, Any],
     timeout_s: float,
-) -> tuple[Workers, list[Any] | None]:
+) -> tuple[Workers, FirstEnv]:
     """Start the workers and have each make one environment.
 
     Returns:
@@ -68,7 +82,7 @@ def start_workers(
             ray_options=ray_options,
         )
     try:
-        tools = run_sync(_all_started(workers, timeout_s))
+        first = run_sync(_all_started(workers, timeout_s))
     except BaseException as error:
         workers.shut_down()
         if isinstance(error, EnvTimeoutError):
@@ -78,7 +92,7 @@ def start_workers(
                 f"{room}: lower num_cpus (now {num_cpus:g}), or raise start_timeout_s"
             ) from error
         raise
-    return workers, tools
+    return workers, first
 
 
 def pack_spec(env_factory: EnvFactory | None, env_kwargs: Mapping[str, Any]) -> bytes:
@@ -97,7 +111,7 @@ def pack_spec(env_factory: EnvFactory | None, env_kwargs: Mapping[str, Any]) -> 
         ) from error
 
 
-async def _all_started(workers: Workers, timeout_s: float) -> list[Any] | None:
+async def _all_started(workers: Workers, timeout_s: float) -> FirstEnv:
     async def one(worker: int) -> Any:
         return unpack_reply(await workers.acall(worker, "start", timeout_s, timeout_s + 1.0))[1]
 
@@ -105,4 +119,4 @@ async def _all_started(workers: Workers, timeout_s: float) -> list[Any] | None:
     for worker, answer in enumerate(answers):
         if isinstance(answer, Failure):
             raise PoolError(f"worker {worker} of the pool cannot start: {answer.text}")
-    return answers[0]
+    return FirstEnv(**answers[0])

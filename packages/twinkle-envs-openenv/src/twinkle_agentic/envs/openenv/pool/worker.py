@@ -13,6 +13,7 @@ import functools
 import itertools
 import os
 import pickle
+import queue
 import random
 import time
 from collections import deque
@@ -71,6 +72,20 @@ class PoolWorker:
         """Run one slot call; returns a packed reply."""
         return await self._one(pickle.loads(request))
 
+    def call_blocking(self, request: bytes) -> bytes:
+        """Run one slot call and wait for it in the calling thread."""
+        asked: SlotRequest = pickle.loads(request)
+        if self._host is None:
+            return pack_reply(self._incarnation, self._broken)
+        replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        call = SlotCall(asked, replies.put)
+        self._host.submit(call)
+        try:
+            return replies.get(timeout=asked.timeout_s)
+        except queue.Empty:
+            self._host.expire(call, asked.timeout_s)  # puts a reply, unless one has just come
+            return replies.get()
+
     async def batch(self, requests: bytes) -> bytes:
         """Run calls side by side; returns the pickled list of packed replies, in their order."""
         batch = self._begin(pickle.loads(requests))
@@ -111,6 +126,11 @@ class PoolWorker:
         while self._host.num_open and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_CLOSE_POLL_S)
         return self._host.num_open
+
+    def abandon(self) -> None:
+        """Tell all environments to close, and wait for none."""
+        if self._host is not None:
+            self._host.close()
 
     async def _one(self, request: SlotRequest) -> bytes:
         batch = self._begin([request])

@@ -20,8 +20,8 @@ class Workers(Protocol):
 
     shards: list[range]
 
-    def call(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
-        """Call a method of one worker and wait for it.
+    def call(self, worker: int, request: bytes, timeout_s: float) -> bytes:
+        """Send one slot call to a worker and wait for the packed reply.
 
         Raises:
             EnvTimeoutError: No answer within `timeout_s`.
@@ -32,7 +32,7 @@ class Workers(Protocol):
         ...
 
     async def acall(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
-        """Call a method of one worker and await it; raises as `call`."""
+        """Call a method of one worker and await its answer; raises as `call`."""
         ...
 
     def recycle(self, worker: int) -> None:
