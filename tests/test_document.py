@@ -265,7 +265,7 @@ def run(block: str, **names: Any) -> dict[str, Any]:
 
 def test_base_class_has_the_printed_methods() -> None:
     printed = run(ENV_CLASS, ABC=ABC, abstractmethod=abstractmethod, List=list, ToolInfo=ToolInfo)
-    attributes: dict[str, Any] = dict(vars(printed["Env"]))
+    attributes: dict[str, Any] = vars(printed["Env"])
     methods = [name for name in attributes if not name.startswith("_")]
     assert methods == ["reset", "step", "tools", "evaluate", "close"]
     for name in methods:

@@ -186,9 +186,12 @@ def test_abandon_racing_with_the_end_of_the_call_keeps_the_number_of_places() ->
             pool.abandon(future)
     # Whatever the races did, exactly two calls run side by side now and a third one waits.
     together, go = threading.Barrier(3), threading.Event()
-    pair: list[Any] = [
-        pool.submit(lambda: (together.wait(WAIT_S), go.wait(WAIT_S))) for _ in range(2)
-    ]
+
+    def meet() -> None:
+        together.wait(WAIT_S)
+        go.wait(WAIT_S)
+
+    pair = [pool.submit(meet) for _ in range(2)]
     third = pool.submit(int)
     together.wait(WAIT_S)
     assert not third.done()
