@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Self, TypeVar, cast
 
 from twinkle_agentic.envs.background import run_sync
@@ -219,7 +219,7 @@ class OpenEnvClient(Env):
             ActionRefusedError: The arguments are no JSON, too large, or were refused.
         """
         frame, kwargs, skipped = self._reset_frame(trajectory)
-        return self._begun(self._sync(self._server.begin(frame, kwargs.explicit)), skipped)
+        return self._begun(run_sync(self._server.begin(frame, kwargs.explicit)), skipped)
 
     async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode; as `reset`, without blocking the event loop."""
@@ -243,7 +243,7 @@ class OpenEnvClient(Env):
             return plan
         try:
             if isinstance(plan, bytes):
-                return self._taken(self._sync(self._server.request(MessageType.STEP, plan)))
+                return self._taken(self._server.request_sync(MessageType.STEP, plan))
             value = plan(self, arguments or {})
             return self._handled(_run_alone(value) if inspect.isawaitable(value) else value)
         except Exception as error:
@@ -256,9 +256,7 @@ class OpenEnvClient(Env):
             return plan
         try:
             if isinstance(plan, bytes):
-                return self._taken(
-                    await on_background(self._server.request(MessageType.STEP, plan))
-                )
+                return self._taken(await self._server.request(MessageType.STEP, plan))
             if inspect.iscoroutinefunction(plan):
                 return self._handled(await plan(self, arguments or {}))
             value = await run_blocking(plan, self, arguments or {})
@@ -285,12 +283,12 @@ class OpenEnvClient(Env):
             SessionClosedError: There is no session.
         """
         frame = self._execution_frame(action)
-        return self._raw(self._sync(self._server.request(MessageType.STEP, frame)))
+        return self._raw(self._server.request_sync(MessageType.STEP, frame))
 
     async def aexecute(self, action: Any) -> Any:
         """Send an action for scoring; as `execute`, without blocking the event loop."""
         frame = self._execution_frame(action)
-        return self._raw(await on_background(self._server.request(MessageType.STEP, frame)))
+        return self._raw(await self._server.request(MessageType.STEP, frame))
 
     def start_episode(self, kwargs: Mapping[str, Any]) -> Any:
         """Start a new episode with exactly these reset arguments and return the server's answer as it is.
@@ -299,7 +297,7 @@ class OpenEnvClient(Env):
         """
         self._episode.lose("the reset failed")
         frame = encode(MessageType.RESET, dict(kwargs), max_bytes=self._max_action_bytes)
-        self._begun(self._sync(self._server.begin(frame, kwargs)), [])
+        self._begun(run_sync(self._server.begin(frame, kwargs)), [])
         return self._last_result
 
     def state(self) -> Any:
@@ -310,12 +308,12 @@ class OpenEnvClient(Env):
         if self._episode.lost is not None:
             raise SessionClosedError(f"there is no episode, call reset: {self._episode.lost}")
         frame = encode(MessageType.STATE, None)
-        data = self._sync(self._server.request(MessageType.STATE, frame))
+        data = self._server.request_sync(MessageType.STATE, frame)
         return self._server.binding.parse_state(data)
 
     def close(self) -> None:
         """End the session within `close_timeout_s`; `reset` opens a new one."""
-        self._sync(self._server.close())
+        run_sync(self._server.close())
         self._episode.lose("the client is closed")
 
     async def aclose(self) -> None:
@@ -339,9 +337,6 @@ class OpenEnvClient(Env):
         return SessionClient(self)
 
     # Helpers
-
-    def _sync(self, work: Coroutine[Any, Any, T]) -> T:
-        return run_sync(work)
 
     def _server_tools(self) -> list[ToolInfo]:
         return (self._server.offered or []) if self._tools is None else self._tools

@@ -120,15 +120,14 @@ class ServerConnection:
         return Begun(data=data, ignored=ignored, unverified=unverified)
 
     async def request(self, kind: MessageType, frame: bytes) -> dict[str, Any]:
-        """Send one message of the running episode."""
-        session = self._session
-        if session is None or self._pid != os.getpid():
-            raise SessionClosedError(
-                "the session belongs to the process this one was forked from: call reset"
-                if session is not None
-                else "no episode has been started: call reset first"
-            )
+        """Send one message of the running episode; from any event loop."""
+        session = self._running_session()
         return await session.request(kind, frame, timeout_s=self._message_timeout_s)
+
+    def request_sync(self, kind: MessageType, frame: bytes) -> dict[str, Any]:
+        """Send one message of the running episode and block until its answer is there."""
+        session = self._running_session()
+        return session.request_sync(kind, frame, timeout_s=self._message_timeout_s)
 
     async def discover_tools(self) -> None:
         """Ask the server for its tools, before any episode."""
@@ -159,6 +158,16 @@ class ServerConnection:
         if not isinstance(known, Mapping) or "type" in known:
             call = {"type": "call_tool", **call}
         return call
+
+    def _running_session(self) -> Session:
+        session = self._session
+        if session is None:
+            raise SessionClosedError("no episode has been started: call reset first")
+        if self._pid != os.getpid():
+            raise SessionClosedError(
+                "the session belongs to the process this one was forked from: call reset"
+            )
+        return session
 
     def _own_session(self) -> Session:
         if self._session is None or self._pid != os.getpid():

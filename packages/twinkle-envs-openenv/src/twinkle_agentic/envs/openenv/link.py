@@ -11,11 +11,12 @@ import atexit
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
@@ -38,8 +39,9 @@ from twinkle_agentic.envs.openenv.protocol import (
     decode,
     unsolicited,
 )
+from twinkle_agentic.envs.openenv.wire import Wire
 
-__all__ = ["Link", "LinkSettings"]
+__all__ = ["Exchange", "Link", "LinkSettings", "lost_error"]
 
 _CLOSED_FOR_ROOM = (429, 503)  # what a load balancer in front of full servers answers
 _EXIT_GRACE_S = 2.0  # all links together, when the interpreter exits
@@ -73,24 +75,43 @@ class LinkSettings:
     proxy: str | bool | None = True
 
 
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One message and where its answer goes.
+
+    Attributes:
+        kind: What is asked.
+        frame: The message.
+        timeout_s: Seconds from sending to the answer.
+        deliver: Called once, on the link's loop, with the answer's data or with the reason why there is none.
+    """
+
+    kind: MessageType
+    frame: bytes
+    timeout_s: float
+    deliver: Callable[[dict[str, Any] | None, TwinkleEnvError | None], None]
+
+
 class Link:
-    """One open connection; made by `Link.open`.
+    """One open connection; made by `Link.open`. One message is in flight at a time, the others queue in order.
 
     Attributes:
         failure: Why the link is of no use any more; `None` while it works.
         uses: Messages answered so far.
     """
 
-    def __init__(self, websocket: ClientConnection, settings: LinkSettings) -> None:
+    def __init__(self, wire: Wire, settings: LinkSettings) -> None:
         self.failure: TwinkleEnvError | None = None
         self.uses = 0
-        self._websocket = websocket
+        self.loop = asyncio.get_running_loop()
+        self._wire = wire
         self._settings = settings
-        self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[str | bytes] | None = None
-        self._reader = self._loop.create_task(self._read(), name="twinkle-openenv-link")
+        self._current: Exchange | None = None
+        self._queue: deque[Exchange] = deque()
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         _open_links.add(self)
-        self._reader.add_done_callback(lambda _: _open_links.discard(self))
+        wire.listen(self._on_message, self._on_lost)
 
     @classmethod
     async def open(cls, settings: LinkSettings) -> Link:
@@ -106,7 +127,7 @@ class Link:
         if proxy is False or (proxy is True and address.is_loopback):
             proxy = None
         try:
-            websocket = await connect(
+            wire = await connect(
                 address.websocket_url,
                 open_timeout=settings.connect_timeout_s,
                 close_timeout=settings.close_timeout_s,
@@ -116,6 +137,7 @@ class Link:
                 additional_headers=settings.headers,
                 proxy=proxy,
                 compression=None,
+                create_connection=Wire,
             )
         except TimeoutError:
             raise EnvTimeoutError(
@@ -134,101 +156,113 @@ class Link:
                 f"cannot connect to {address.websocket_url}: {error or type(error).__name__}: "
                 "is the server running there?"
             ) from error
-        return cls(websocket, settings)
+        return cls(cast("Wire", wire), settings)
 
-    async def exchange(self, frame: bytes, kind: MessageType, timeout_s: float) -> dict[str, Any]:
-        """Send one message and wait for its answer; the caller sees to it that only one is in flight.
-
-        Raises:
-            EnvTimeoutError: No answer within `timeout_s` seconds; the link is closed.
-            SessionClosedError: The link has failed.
-            TwinkleEnvError: What the server answered (`protocol.decode`).
-        """
+    def submit(self, exchange: Exchange) -> None:
+        """Send a message, now or when those before it are answered."""
         if self.failure is not None:
-            raise self.failure
-        waiter: asyncio.Future[str | bytes] = self._loop.create_future()
-        self._waiter = waiter
-        timer = self._loop.call_later(timeout_s, self._expire, kind, timeout_s)
-        try:
-            # Where the server closes first, the reader still delivers what it had to say.
-            with contextlib.suppress(ConnectionClosed):
-                await self._websocket.send(frame, text=True)
-            answer = await waiter
-        except asyncio.CancelledError:
-            waiter.cancel()
+            exchange.deliver(None, self.failure)
+        elif self._current is not None:
+            self._queue.append(exchange)
+        else:
+            self._send(exchange)
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Take back a message; one that was sent leaves the state unknown and ends the link."""
+        if exchange is self._current:
+            self._current = None
             self.fail(
                 SessionClosedError(
-                    f"a {kind} was cancelled while its answer was due: the session was closed"
+                    f"a {exchange.kind} was cancelled while its answer was due: the session was closed"
                 )
             )
-            raise
-        finally:
-            timer.cancel()
-            self._waiter = None
-        self.uses += 1
-        try:
-            return decode(answer, kind)
-        except TwinkleEnvError as error:
-            if not _session_lives(error):
-                self.fail(error)
-            raise
+        elif exchange in self._queue:
+            self._queue.remove(exchange)
 
     def fail(self, reason: TwinkleEnvError) -> None:
         """End the link at once: the message in flight fails with `reason`, the socket is cut."""
         if self.failure is None:
             self.failure = reason
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(self.failure)
+        current, self._current = self._current, None
+        waiting, self._queue = self._queue, deque()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._cut()
+        if current is not None:
+            current.deliver(None, self.failure)
+        for exchange in waiting:
+            exchange.deliver(None, lost_error(self.failure))
 
     async def close(self, reason: TwinkleEnvError) -> None:
         """End the link politely: the server is told and given `close_timeout_s` to let the session go.
 
         A message in flight is not waited for: then the socket is cut.
         """
-        if self.failure is not None or self._waiter is not None:
+        if self.failure is not None or self._current is not None:
             self.fail(reason)
             return
         self.failure = reason
         try:
             async with asyncio.timeout(self._settings.close_timeout_s):
-                await self._websocket.send(CLOSE_MESSAGE, text=True)
+                self._wire.write(CLOSE_MESSAGE)
                 # The server closes the connection once the environment is closed and its slot free.
-                await asyncio.wait([self._reader])
-                await self._websocket.close()
-        except (TimeoutError, ConnectionClosed):
+                await self._wire.wait_closed()
+        except TimeoutError:
             pass
         finally:
-            self._cut()
+            self.fail(reason)
 
-    async def _read(self) -> None:
-        websocket = self._websocket
+    def _send(self, exchange: Exchange) -> None:
+        self._current = exchange
+        self._deadline = self.loop.time() + exchange.timeout_s
+        timer = self._timer
+        if timer is None or timer.when() > self._deadline:
+            if timer is not None:
+                timer.cancel()
+            self._timer = self.loop.call_at(self._deadline, self._check)
+        self._wire.write(exchange.frame)
+
+    def _on_message(self, message: bytes) -> None:
+        exchange, self._current = self._current, None
+        if exchange is None:
+            if self.failure is None:
+                self.fail(unsolicited(message))
+            return
+        self.uses += 1
         try:
-            while True:
-                frame = await websocket.recv()
-                waiter = self._waiter
-                if waiter is None or waiter.done():
-                    if self.failure is None:
-                        self.fail(unsolicited(frame))
-                    return
-                self._waiter = None
-                waiter.set_result(frame)
-        except ConnectionClosed as error:
-            self.fail(_closed(error, self._settings))
-        except UnicodeDecodeError as error:
-            self.fail(SessionClosedError(f"the server sent text that is no UTF-8: {error}"))
+            answer = decode(message, exchange.kind)
+        except TwinkleEnvError as error:
+            if not _session_lives(error):
+                self.fail(error)
+            exchange.deliver(None, error)
+        else:
+            exchange.deliver(answer, None)
+        if self._queue and self._current is None and self.failure is None:
+            self._send(self._queue.popleft())
 
-    def _expire(self, kind: MessageType, timeout_s: float) -> None:
+    def _on_lost(self, error: ConnectionClosed) -> None:
+        _open_links.discard(self)
+        self.fail(_closed(error, self._settings))
+
+    def _check(self) -> None:
+        """Look whether the message in flight is overdue; one timer serves all messages in turn."""
+        self._timer = None
+        exchange = self._current
+        if exchange is None:
+            return
+        if self.loop.time() < self._deadline:
+            self._timer = self.loop.call_at(self._deadline, self._check)
+            return
         self.fail(
             EnvTimeoutError(
-                f"no answer to {kind} within {timeout_s:g} s: the session was closed, for its state is "
-                "unknown; raise message_timeout_s if the environment takes longer"
+                f"no answer to {exchange.kind} within {exchange.timeout_s:g} s: the session was closed, for its "
+                "state is unknown; raise message_timeout_s if the environment takes longer"
             )
         )
 
     def _cut(self) -> None:
-        transport = self._websocket.transport
+        transport = self._wire.transport
         if transport.is_closing():
             return
         raw = transport.get_extra_info("socket")
@@ -237,6 +271,11 @@ class Link:
             with contextlib.suppress(OSError):
                 raw.shutdown(socket.SHUT_RDWR)
         transport.abort()
+
+
+def lost_error(failure: TwinkleEnvError) -> SessionClosedError:
+    """Make the error of every message after the one that met the failure."""
+    return SessionClosedError(f"the session is lost, call reset: {failure}")
 
 
 def _session_lives(error: TwinkleEnvError) -> bool:
@@ -285,7 +324,7 @@ async def _close_all(links: list[Link]) -> None:
 
 def _close_at_exit() -> None:
     loop = background_loop()
-    links = [link for link in _open_links if link._loop is loop]  # pyright: ignore[reportPrivateUsage]
+    links = [link for link in _open_links if link.loop is loop]
     if links:
         work = asyncio.run_coroutine_threadsafe(_close_all(links), loop)
         with contextlib.suppress(Exception):

@@ -5,10 +5,12 @@ All sessions of the process live on the shared background loop; every coroutine 
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from twinkle_agentic.envs.errors import (
@@ -16,7 +18,7 @@ from twinkle_agentic.envs.errors import (
     SessionClosedError,
     TwinkleEnvError,
 )
-from twinkle_agentic.envs.openenv.link import Link, LinkSettings
+from twinkle_agentic.envs.openenv.link import Exchange, Link, LinkSettings, lost_error
 from twinkle_agentic.envs.openenv.protocol import MessageType
 
 __all__ = ["Session", "backoff_delays"]
@@ -39,7 +41,7 @@ class Session:
     def __init__(self, settings: LinkSettings, *, capacity_timeout_s: float) -> None:
         self.settings = settings
         self.capacity_timeout_s = capacity_timeout_s
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._link: Link | None = None
         self._why_none = "no episode has been started: call reset first"
@@ -62,7 +64,7 @@ class Session:
             link = self._link
             if link is not None and link.failure is None:
                 try:
-                    return await link.exchange(frame, kind, timeout_s), False
+                    return await self.request(kind, frame, timeout_s=timeout_s), False
                 except SessionClosedError:
                     # An idle connection had died unnoticed, as after a server's restart. A reset starts
                     # from nothing, so it may as well do so on a new connection.
@@ -73,17 +75,70 @@ class Session:
     async def request(self, kind: MessageType, frame: bytes, *, timeout_s: float) -> dict[str, Any]:
         """Send one message of the running episode and wait for its answer; requests queue in order.
 
+        This coroutine may run on any event loop.
+
         Raises:
             SessionClosedError: There is no session (any more); its text has the original reason.
             TwinkleEnvError: What became of this message.
         """
-        async with self._lock:
-            link = self._link
-            if link is None:
-                raise SessionClosedError(self._why_none)
-            if link.failure is not None:
-                raise SessionClosedError(f"the session is lost, call reset: {link.failure}")
-            return await link.exchange(frame, kind, timeout_s)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[dict[str, Any]] = loop.create_future()
+        if loop is self.loop:
+            exchange = Exchange(kind, frame, timeout_s, partial(_resolve, future))
+            self.submit(exchange)
+        else:
+            exchange = Exchange(kind, frame, timeout_s, partial(_resolve_in, loop, future))
+            self.loop.call_soon_threadsafe(self.submit, exchange)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.loop.call_soon_threadsafe(self.cancel, exchange)
+            raise
+
+    def request_sync(self, kind: MessageType, frame: bytes, *, timeout_s: float) -> dict[str, Any]:
+        """Send one message and block the calling thread until its answer is there; as `request`.
+
+        Raises:
+            RuntimeError: Called on the background loop itself, where it would wait for ever.
+        """
+        if asyncio._get_running_loop() is self.loop:  # pyright: ignore[reportPrivateUsage]
+            raise RuntimeError(
+                "a sync method was called on the background loop: await its async twin"
+            )
+        answered = _thread.allocate_lock()
+        answered.acquire()
+        outcome: list[Any] = []
+
+        def deliver(answer: dict[str, Any] | None, error: TwinkleEnvError | None) -> None:
+            outcome[:] = (answer, error)
+            answered.release()
+
+        exchange = Exchange(kind, frame, timeout_s, deliver)
+        self.loop.call_soon_threadsafe(self.submit, exchange)
+        try:
+            answered.acquire()
+        except BaseException:  # Ctrl-C
+            self.loop.call_soon_threadsafe(self.cancel, exchange)
+            raise
+        answer, error = outcome
+        if error is not None:
+            raise error
+        return answer
+
+    def submit(self, exchange: Exchange) -> None:
+        """Hand a message to the link; on the background loop."""
+        link = self._link
+        if link is None:
+            exchange.deliver(None, SessionClosedError(self._why_none))
+        elif link.failure is not None:
+            exchange.deliver(None, lost_error(link.failure))
+        else:
+            link.submit(exchange)
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Take back a message; on the background loop."""
+        if self._link is not None:
+            self._link.cancel(exchange)
 
     @property
     def is_open(self) -> bool:
@@ -100,29 +155,26 @@ class Session:
     def drop(self) -> None:
         """Close from any thread without waiting; for clients that nobody holds any more."""
         with contextlib.suppress(RuntimeError):  # the loop is gone, and its sockets with it
-            self._loop.call_soon_threadsafe(self._drop)
-
-    def lose(self, reason: TwinkleEnvError) -> None:
-        """Give the session up because its state is unknown."""
-        if self._link is not None:
-            self._link.fail(reason)
+            self.loop.call_soon_threadsafe(self._drop)
 
     def _drop(self) -> None:
         if self._link is not None:
-            task = self._loop.create_task(self.close())
+            task = self.loop.create_task(self.close())
             _closing.add(task)
             task.add_done_callback(_closing.discard)
 
     async def _start_anew(
         self, kind: MessageType, frame: bytes, timeout_s: float
     ) -> dict[str, Any]:
-        deadline = self._loop.time() + self.capacity_timeout_s
+        deadline = self.loop.time() + self.capacity_timeout_s
         for delay in backoff_delays():
             try:
                 link = self._link = await Link.open(self.settings)
-                return await link.exchange(frame, kind, timeout_s)
+                if link.failure is not None:
+                    raise link.failure
+                return await self.request(kind, frame, timeout_s=timeout_s)
             except CapacityError as full:
-                left = deadline - self._loop.time()
+                left = deadline - self.loop.time()
                 if left <= 0:
                     raise CapacityError(
                         f"no free session on {self.settings.address.http_url} within "
@@ -141,6 +193,29 @@ def backoff_delays(
     while True:
         yield random.uniform(bound / 2, bound)
         bound = min(bound * 2, longest_s)
+
+
+def _resolve(
+    future: asyncio.Future[dict[str, Any]],
+    answer: dict[str, Any] | None,
+    error: TwinkleEnvError | None,
+) -> None:
+    if future.done():  # cancelled
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(answer or {})
+
+
+def _resolve_in(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[dict[str, Any]],
+    answer: dict[str, Any] | None,
+    error: TwinkleEnvError | None,
+) -> None:
+    with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
+        loop.call_soon_threadsafe(_resolve, future, answer, error)
 
 
 _closing: set[asyncio.Task[None]] = set()
