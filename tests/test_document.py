@@ -265,9 +265,9 @@ def run(block: str, **names: Any) -> dict[str, Any]:
 
 def test_base_class_has_the_printed_methods() -> None:
     printed = run(ENV_CLASS, ABC=ABC, abstractmethod=abstractmethod, List=list, ToolInfo=ToolInfo)
-    attributes: dict[str, Any] = vars(printed["Env"])
-    methods = [name for name in attributes if not name.startswith("_")]
-    assert methods == ["reset", "step", "tools", "evaluate", "close"]
+    methods = ["reset", "step", "tools", "evaluate", "close"]
+    cls: Any = printed["Env"]
+    assert [name for name in cls.__dict__ if not name.startswith("_")] == methods
     for name in methods:
         shown = inspect.signature(getattr(printed["Env"], name))
         assert list(shown.parameters) == list(inspect.signature(getattr(Env, name)).parameters)

@@ -117,6 +117,21 @@ def test_abandoned_call_frees_its_place() -> None:
     go.set()
 
 
+def test_abandon_frees_the_place_in_the_pool_of_the_call() -> None:
+    one, other, go, started = ThreadPool(1), ThreadPool(1), threading.Event(), threading.Event()
+    hung = one.submit(lambda: (started.set(), go.wait(WAIT_S)))
+    assert started.wait(WAIT_S)
+    other.abandon(hung)
+    assert one.submit(int).result(WAIT_S) == 0
+    assert (one.abandoned, other.abandoned) == (1, 0)
+    blocker = other.submit(go.wait, WAIT_S)
+    queued = other.submit(int)
+    assert not queued.done()
+    go.set()
+    assert blocker.result(WAIT_S)
+    assert queued.result(WAIT_S) == 0
+
+
 def test_abandoning_twice_frees_one_place() -> None:
     pool, go = ThreadPool(1), threading.Event()
     started = threading.Event()

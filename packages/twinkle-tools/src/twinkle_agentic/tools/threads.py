@@ -103,16 +103,19 @@ class ThreadPool:
             raise
 
     def abandon(self, future: Future[Any]) -> None:
-        """Stop waiting for a call of this pool.
+        """Stop waiting for a call, in whichever pool it is.
 
         A queued one is dropped, the place of a running one is free at once.
         """
-        if future.cancel() or not isinstance(future, _Call):
-            return
+        if not future.cancel() and isinstance(future, _Call):
+            future.pool.give_up(future)
+
+    def give_up(self, call: _Call) -> None:
+        """Free the place of a running call, once."""
         with self._lock:
-            if not future.started or future.abandoned:
+            if not call.started or call.abandoned:
                 return
-            future.abandoned = True
+            call.abandoned = True
             self._abandoned += 1
             count = self._abandoned
         if count & (count - 1) == 0:  # at 1, 2, 4, 8, ...: a thousand given up at once are no news
@@ -187,14 +190,14 @@ class _Call(Future[Any]):
         super().__init__()
         self.started = False
         self.abandoned = False
-        self._pool = pool
+        self.pool = pool
         self._work: _Work | None = (contextvars.copy_context(), function, args, kwargs)
 
     def cancel(self) -> bool:
         if not super().cancel():
             return False
         self._work = None
-        if self._pool.forget(self):
+        if self.pool.forget(self):
             self.set_running_or_notify_cancel()  # no worker will
         return True
 
