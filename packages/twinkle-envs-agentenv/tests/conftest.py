@@ -1,7 +1,7 @@
 """A scripted sandbox server: a real HTTP server that answers as it is told to.
 
-It has just enough of the E2B protocol to run commands and keep files, and plays any fault a test asks
-for. Its commands are killed as AgentENV's agent kills them: the shell alone, not what it started.
+It has just enough of the E2B protocol to run commands and keep files, and plays any fault a test
+asks for. Its commands are killed as AgentENV's agent kills them: the shell alone, not its children.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_a_create_that_hangs_is_bounded(server, make_env):
 
 
 def test_no_server_there(make_env):
-    with pytest.raises(SandboxUnavailableError, match="127.0.0.1:1 gave no sandbox") as caught:
+    with pytest.raises(SandboxUnavailableError, match=r"127\.0\.0\.1:1 gave no sandbox") as caught:
         make_env(api_url="http://127.0.0.1:1", capacity_timeout_s=0).reset()
     assert caught.value.retryable
 

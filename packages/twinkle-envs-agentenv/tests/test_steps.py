@@ -176,7 +176,7 @@ def test_registration_chains_and_overrides(env):
 
 
 def test_a_tool_without_a_name_is_refused(env):
-    with pytest.raises(ValueError, match="function.name"):
+    with pytest.raises(ValueError, match=r"function\.name"):
         env.register_tool({"type": "function", "function": {}}, lambda e, a: "")
 
 

@@ -18,7 +18,8 @@ def orphans(server):
     code = (
         "from twinkle_agentic.envs import AgentEnv\n"
         "import os, signal\n"
-        f"envs = [AgentEnv(template='base', api_url={server.url!r}, run='dead') for _ in range(3)]\n"
+        f"make = lambda: AgentEnv(template='base', api_url={server.url!r}, run='dead')\n"
+        "envs = [make() for _ in range(3)]\n"
         "for env in envs: env.reset()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
