@@ -294,7 +294,14 @@ def test_queued_call_fails_when_no_thread_can_be_started_for_it() -> None:
     assert pool.submit(int).result(WAIT_S) == 0
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+class Unprintable(BaseException):
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Unprintable()], ids=type
+)
 def test_exit_raised_by_a_call_arrives_wrapped(error: BaseException) -> None:
     def leave() -> None:
         raise error

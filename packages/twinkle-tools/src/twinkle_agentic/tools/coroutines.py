@@ -40,7 +40,7 @@ async def finish_async(result: Any) -> Any:
     except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise BlockingCallError(f"the call raised {error!r}") from error
+        raise BlockingCallError(f"the call raised {type(error).__name__}") from error
 
 
 def is_cancelled() -> bool:

@@ -232,18 +232,13 @@ def _outcome(
 ) -> tuple[Any, BaseException | None]:
     try:
         return context.run(function, *args, **kwargs), None
-    except (StopIteration, concurrent.futures.CancelledError) as error:
-        cause: BaseException = error
-    except Exception as error:
-        return None, error
     except BaseException as error:
-        cause = error
-    try:
-        wrapped = BlockingCallError(f"the call raised {cause!r}")
-        wrapped.__cause__ = cause
+        special = (StopIteration, concurrent.futures.CancelledError)
+        if isinstance(error, Exception) and not isinstance(error, special):
+            return None, error
+        wrapped = BlockingCallError(f"the call raised {type(error).__name__}")
+        wrapped.__cause__ = error
         return None, wrapped
-    finally:
-        del cause
 
 
 class _Worker:
