@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,18 +94,23 @@ async def test_spares_are_handed_out_and_made_again() -> None:
         assert launcher.sandboxes == 6
 
 
-async def test_shares_are_read_only_and_in_the_path(tmp_path: Path) -> None:
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
     tmp_path.chmod(0o755)  # sandboxes are another user
     (tmp_path / "bin").mkdir()
     tool = tmp_path / "bin" / "my-tool"
     tool.write_text("#!/bin/sh\necho shared\n")
     tool.chmod(0o755)
-    async with Launcher(shares=[tmp_path], isolation="bubblewrap") as launcher:
-        async with await launcher.create() as sandbox:
-            assert (await sandbox.exec(["my-tool"])).stdout == b"shared\n"
-            result = await sandbox.exec(["touch", f"{tmp_path}/new"])
-            assert result.end.exit_code != 0
-            assert b"Read-only" in result.stderr
+    return tmp_path
+
+
+async def test_shares_are_read_only_and_in_the_path(share: Path) -> None:
+    launcher = Launcher(shares=[share], isolation="bubblewrap")
+    async with launcher, await launcher.create() as sandbox:
+        assert (await sandbox.exec(["my-tool"])).stdout == b"shared\n"
+        result = await sandbox.exec(["touch", f"{share}/new"])
+        assert result.end.exit_code != 0
+        assert b"Read-only" in result.stderr
 
 
 async def test_network_can_be_shared() -> None:
@@ -123,9 +129,9 @@ async def test_the_jail_is_what_it_should_be() -> None:
         "cat /proc/self/status; echo; ls -A / /etc /dev; id -u; cat /etc/passwd; hostname; "
         "cat /proc/self/mounts; ls /proc | grep -c '^[0-9]'"
     )
-    async with Launcher(isolation="bubblewrap") as launcher:
-        async with await launcher.create(SandboxSpec(hostname="box")) as sandbox:
-            result = await sandbox.exec(["/bin/bash", "-c", look])
+    launcher = Launcher(isolation="bubblewrap")
+    async with launcher, await launcher.create(SandboxSpec(hostname="box")) as sandbox:
+        result = await sandbox.exec(["/bin/bash", "-c", look])
     text = result.stdout.decode()
     assert "CapBnd:\t0000000000000000" in text
     assert "NoNewPrivs:\t1" in text
@@ -161,9 +167,7 @@ async def test_a_zygote_that_dies_takes_its_sandboxes_and_is_replaced(mode: Isol
     assert zygote is not None
     zygote.process.kill()
     await asyncio.wait_for(sandbox.wait_ended(), 10)
-    async with asyncio.timeout(20):
-        while zygote.alive:
-            await asyncio.sleep(0)
+    await eventually(lambda: not zygote.alive)
     async with await launcher.create() as other:
         assert (await other.exec(["true"])).end.exit_code == 0
     await launcher.close()
@@ -180,7 +184,8 @@ def test_a_killed_host_process_leaves_nothing(mode: str) -> None:
         "    await launcher.start()\n"
         "    sandbox = await launcher.create()\n"
         "    await sandbox.start(['/bin/bash', '-c', 'setsid sleep 1234567 & sleep 1234567'])\n"
-        "    while not (await sandbox.exec(['pgrep', '-c', '-f', 'sleep 1234567'])).stdout.strip() >= b'2':\n"
+        "    count = ['pgrep', '-c', '-x', 'sleep']\n"
+        "    while (await sandbox.exec(count)).stdout.strip() < b'2':\n"
         "        pass\n"
         "    print('ready', flush=True)\n"
         "    await asyncio.sleep(1000)\n"
@@ -196,6 +201,13 @@ def test_a_killed_host_process_leaves_nothing(mode: str) -> None:
     while sleepers():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 def sleepers() -> list[str]:

@@ -77,7 +77,7 @@ async def test_output_limit(sandbox: Sandbox) -> None:
 
 async def test_cancelled_exec_kills_the_program(sandbox: Sandbox) -> None:
     started = asyncio.create_task(sandbox.exec([*BASH, "echo $$ > pid; sleep 100"]))
-    while not (await sandbox.exec([*BASH, "test -s pid"])).end.exit_code == 0:
+    while (await sandbox.exec([*BASH, "test -s pid"])).end.exit_code != 0:
         pass
     started.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -52,7 +52,7 @@ class Server:
 
 
 def interpreter_for(uid: int | None) -> tuple[list[str], dict[str, str]]:
-    """Return a Python that user `uid` may run, and the environment that lets it import the server."""
+    """Return a Python that user `uid` may run, and the environment to find the server."""
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp"}
     roots = [Path(sandbox_server.__file__).parents[1], Path(twinkle_isolation.__file__).parents[1]]
     site = Path(e2b.__file__).parents[1]

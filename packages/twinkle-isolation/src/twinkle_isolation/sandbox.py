@@ -23,19 +23,19 @@ _DUMP_TIMEOUT_S = 120.0
 
 
 class Sandbox:
-    """A running sandbox. Made by `Launcher.create`; belongs to the event loop that made it; not
-    picklable.
+    r"""A running sandbox.
 
-    Paths are those of the sandbox: absolute, or relative to the home of `user` (`/home/user`, or
-    `/root`). Every method raises `SandboxLostError` once the sandbox has ended, and `GuestError`
-    when the sandbox says no.
+    Made by `Launcher.create`; belongs to the event loop that made it; not picklable. Paths are
+    those of the sandbox: absolute, or relative to the home of `user` (`/home/user`, or `/root`).
+    Every method raises `SandboxLostError` once the sandbox has ended, and `GuestError` when the
+    sandbox says no.
 
     Example:
         >>> async with await launcher.create() as sandbox:
         ...     await sandbox.write_file("hello.py", b"print(1 + 1)")
         ...     result = await sandbox.exec(["python3", "hello.py"], timeout_s=10)
         ...     result.stdout
-        b'2\\n'
+        b'2\n'
 
     Attributes:
         spec: What it was made from.
@@ -74,10 +74,10 @@ class Sandbox:
         await self._exited.wait()
 
     async def kill(self) -> None:
-        """End the sandbox with all its processes and files, and wait until they are gone. Idempotent."""
+        """End the sandbox, and wait until its processes and files are gone. Idempotent."""
         self._channel.close("it was killed")
         if self._pidfd is not None:
-            # PermissionError: a kernel that compares namespaces. The closed connection ends the supervisor then.
+            # Not permitted: then the closed connection ends the supervisor.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         await self._exited.wait()
@@ -351,9 +351,9 @@ class Sandbox:
         return Usage(**await self._channel.call("usage").result())
 
     async def snapshot(self, *, timeout_s: float = _DUMP_TIMEOUT_S) -> AsyncIterator[bytes]:
-        """Yield a tar stream of every writable file (no memory, no processes). Pause the sandbox
-        first.
+        """Yield a tar stream of every writable file (no memory, no processes).
 
+        Pause the sandbox first, or files may change while they are read.
         `Launcher.create(archive=...)` makes a sandbox from it.
 
         Raises:

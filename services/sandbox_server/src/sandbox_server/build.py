@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sandbox_server.errors import ApiError
 from sandbox_server.record import SandboxRecord
 from sandbox_server.templates import BuildState, Template
+from sandbox_server.values import as_list, as_object, as_text
 from twinkle_isolation import GuestError, GuestProcess, SandboxLostError
 
 if TYPE_CHECKING:
@@ -50,9 +51,12 @@ class BuildRequest:
             ApiError: A step is not known or not supported (400).
         """
         steps: list[tuple[str, list[str]]] = []
-        for step in message.get("steps") or []:
+        for value in as_list(message.get("steps"), "steps"):
+            step = as_object(value, "a step")
             kind = str(step.get("type", "")).upper()
-            args = [str(arg) for arg in step.get("args") or []]
+            args = [
+                as_text(arg, f"an argument of {kind}") for arg in as_list(step.get("args"), "args")
+            ]
             if kind in ("COPY", "ADD"):
                 raise ApiError(400, f"{kind} steps are not supported: write the files with RUN")
             if kind not in {"RUN", "ENV", "ARG", "WORKDIR", "USER", *_IGNORED}:
@@ -63,11 +67,15 @@ class BuildRequest:
                 raise ApiError(400, f"step ENV needs pairs of name and value: got {args!r}")
             steps.append((kind, args))
         return cls(
-            from_template=message.get("fromTemplate") or None,
+            from_template=_optional(message, "fromTemplate"),
             steps=steps,
-            start_cmd=message.get("startCmd") or None,
-            ready_cmd=message.get("readyCmd") or None,
+            start_cmd=_optional(message, "startCmd"),
+            ready_cmd=_optional(message, "readyCmd"),
         )
+
+
+def _optional(message: dict[str, Any], name: str) -> str | None:
+    return as_text(message[name], name) if message.get(name) else None
 
 
 async def run_build(registry: Registry, build: BuildState, wanted: BuildRequest) -> None:

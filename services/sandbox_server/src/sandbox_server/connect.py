@@ -10,11 +10,12 @@ import contextlib
 import json
 import logging
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from sandbox_server.errors import CONNECT_STATUS, ApiError, from_guest
 from sandbox_server.http import ClientGoneError, Request, Response, Send, json_response
+from sandbox_server.values import as_object
 from twinkle_isolation import GuestError, SandboxLostError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ __all__ = ["Message", "serve_client_stream", "serve_stream", "serve_unary"]
 
 Message = dict[str, Any]
 UnaryHandler = Callable[[Message], Awaitable[Message]]
-StreamHandler = Callable[[Message], AsyncIterator[Message]]
+StreamHandler = Callable[[Message], AsyncGenerator[Message, None]]
 
 _ENVELOPE = struct.Struct("!BI")
 _COMPRESSED = 0x01
@@ -121,10 +122,10 @@ async def serve_client_stream(
     await _send_end(send, failure)
 
 
-async def _pump(messages: AsyncIterator[Message], send: Send) -> None:
+async def _pump(messages: AsyncGenerator[Message, None], send: Send) -> None:
     failure: ApiError | None = None
     try:
-        async with contextlib.aclosing(messages):  # type: ignore[type-var]
+        async with contextlib.aclosing(messages):
             async for message in messages:
                 await _send_message(send, message)
     except asyncio.CancelledError:
@@ -163,10 +164,7 @@ async def _read_envelopes(request: Request, limit: int) -> AsyncIterator[Message
 
 
 def _parse(body: bytes) -> Message:
-    value: object = json.loads(body or b"{}")
-    if not isinstance(value, dict):
-        raise ApiError(400, f"a message is not a JSON object: {type(value).__name__}")
-    return value  # pyright: ignore[reportUnknownVariableType]
+    return as_object(json.loads(body or b"{}"), "a message")
 
 
 async def _start(send: Send) -> None:

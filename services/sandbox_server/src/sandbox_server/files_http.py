@@ -23,7 +23,10 @@ _MAX_FILES = 1000
 
 
 async def download(record: SandboxRecord, request: Request, user: str, send: Send) -> None:
-    """Send one file. An error in the middle breaks the connection, so a short file is never taken for a whole one."""
+    """Send one file.
+
+    An error in the middle breaks the connection: a part is never taken for the whole.
+    """
     path = request.parameter("path")
     if path is None:
         raise ApiError(400, "the query parameter `path` is missing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
 from sandbox_server.connect import Message, timeout_s
@@ -25,8 +25,9 @@ _DEFAULT_KEEPALIVE_S = 90.0
 
 
 def locate(record: SandboxRecord, path: object) -> str:
-    """Return a request's path as the sandbox takes it: relative ones start at the template's
-    directory.
+    """Return a request's path as the sandbox takes it.
+
+    Relative ones start at the template's directory.
 
     Raises:
         ApiError: It is not text.
@@ -90,7 +91,7 @@ class FilesystemService:
         await self.record.watchers.remove(message.get("watcherId", ""))
         return {}
 
-    async def watch_dir(self, message: Message) -> AsyncIterator[Message]:
+    async def watch_dir(self, message: Message) -> AsyncGenerator[Message, None]:
         """Stream changes."""
         recursive = bool(message.get("recursive"))
         deadline = timeout_s(self.request)

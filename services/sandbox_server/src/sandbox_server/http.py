@@ -8,8 +8,18 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from sandbox_server.errors import ApiError
+from sandbox_server.values import as_object
 
-__all__ = ["Receive", "Request", "Response", "Scope", "Send", "error_response", "json_response"]
+__all__ = [
+    "ClientGoneError",
+    "Receive",
+    "Request",
+    "Response",
+    "Scope",
+    "Send",
+    "error_response",
+    "json_response",
+]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -106,9 +116,7 @@ class Request:
             value = json.loads(body)
         except ValueError as error:
             raise ApiError(400, f"the request is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ApiError(400, f"the request is not a JSON object: {type(value).__name__}")
-        return value  # pyright: ignore[reportUnknownVariableType]
+        return as_object(value, "the request")
 
 
 class Response:

@@ -7,7 +7,7 @@ import base64
 import binascii
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from sandbox_server.connect import Message, timeout_s
@@ -15,6 +15,7 @@ from sandbox_server.errors import ApiError
 from sandbox_server.http import Request
 from sandbox_server.processes import RunningProcess, Subscription
 from sandbox_server.record import SandboxRecord
+from sandbox_server.values import as_list, as_object, as_text, as_texts
 from twinkle_isolation import GuestError, GuestProcess, ProcessEnd
 
 __all__ = ["ProcessService"]
@@ -51,10 +52,12 @@ class ProcessService:
             ]
         }
 
-    async def start(self, message: Message) -> AsyncIterator[Message]:
+    async def start(self, message: Message) -> AsyncGenerator[Message, None]:
         """Start a program and stream what it does. It goes on when the client leaves."""
         config = _config(message.get("process"))
-        size = (message.get("pty") or {}).get("size") if "pty" in message else None
+        size = None
+        if "pty" in message:
+            size = _terminal_size(as_object(message["pty"], "pty").get("size"))
         deadline = timeout_s(self.request)
         if deadline is not None and deadline <= 0:
             raise ApiError(504, "the deadline has passed already", code="deadline_exceeded")
@@ -64,7 +67,7 @@ class ProcessService:
             cwd=config.get("cwd") or self.record.default_cwd,
             user=self.user,
             stdin=bool(message.get("stdin", True)),
-            pty=None if size is None else (int(size.get("rows", 24)), int(size.get("cols", 80))),
+            pty=size,
             timeout_s=deadline,
             output_limit=self.max_output,
         )
@@ -75,9 +78,9 @@ class ProcessService:
         async for event in self._events(running, subscription, process):
             yield {"event": event}
 
-    async def connect(self, message: Message) -> AsyncIterator[Message]:
+    async def connect(self, message: Message) -> AsyncGenerator[Message, None]:
         """Stream what a running program does from now on."""
-        running = self.record.processes.find(message.get("process") or {})
+        running = self._find(message)
         subscription = running.subscribe()
         events = self._events(running, subscription, running.process)
         deadline = timeout_s(self.request)
@@ -91,7 +94,7 @@ class ProcessService:
 
     async def _events(
         self, running: RunningProcess, subscription: Subscription, process: GuestProcess
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         interval = self.request.headers.get("keepalive-ping-interval", "")
         keepalive = (
             float(interval) if interval.isdigit() and int(interval) > 0 else _DEFAULT_KEEPALIVE_S
@@ -112,10 +115,13 @@ class ProcessService:
         finally:
             running.unsubscribe(subscription)
 
+    def _find(self, message: Message) -> RunningProcess:
+        return self.record.processes.find(as_object(message.get("process"), "process"))
+
     async def send_input(self, message: Message) -> Message:
         """Give a program input."""
-        running = self.record.processes.find(message.get("process") or {})
-        await running.process.write_stdin(_input(message.get("input") or {}))
+        running = self._find(message)
+        await running.process.write_stdin(_input(message))
         return {}
 
     async def stream_input(self, messages: AsyncIterator[Message]) -> Message:
@@ -123,17 +129,17 @@ class ProcessService:
         running: RunningProcess | None = None
         async for message in messages:
             if "start" in message:
-                running = self.record.processes.find(message["start"].get("process") or {})
+                running = self._find(as_object(message["start"], "start"))
             elif "data" in message:
                 if running is None:
                     raise ApiError(400, "the first message of StreamInput must be `start`")
-                data = _input(message["data"].get("input") or {})
+                data = _input(as_object(message["data"], "data"))
                 await running.process.write_stdin(data)
         return {}
 
     async def close_stdin(self, message: Message) -> Message:
         """End a program's input."""
-        running = self.record.processes.find(message.get("process") or {})
+        running = self._find(message)
         await running.process.close_stdin()
         return {}
 
@@ -143,47 +149,50 @@ class ProcessService:
         number = numbers.get(message.get("signal", ""))
         if number is None:
             raise ApiError(400, f"signal {message.get('signal')!r} is unknown: SIGTERM or SIGKILL")
-        running = self.record.processes.find(message.get("process") or {})
+        running = self._find(message)
         await running.process.signal(int(number))
         return {}
 
     async def update(self, message: Message) -> Message:
         """Change the size of a program's terminal."""
-        running = self.record.processes.find(message.get("process") or {})
-        size = (message.get("pty") or {}).get("size")
+        running = self._find(message)
+        size = as_object(message.get("pty"), "pty").get("size")
         if size is not None:
+            rows, cols = _terminal_size(size)
             try:
-                await running.process.resize(rows=int(size["rows"]), cols=int(size["cols"]))
+                await running.process.resize(rows=rows, cols=cols)
             except GuestError as error:
                 raise ApiError(400, error.message) from error
         return {}
 
 
-def _config(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not isinstance(value.get("cmd"), str) or not value["cmd"]:
-        raise ApiError(400, f"process needs a `cmd`: got {value!r}")
-    args, envs = value.get("args", []), value.get("envs", {})
-    if not all(isinstance(arg, str) and "\0" not in arg for arg in [value["cmd"], *args]):
-        raise ApiError(400, "the program and its arguments must be text without null characters")
-    for name, content in envs.items():
-        if (
-            not name
-            or "=" in name
-            or "\0" in name
-            or not isinstance(content, str)
-            or "\0" in content
-        ):
+def _terminal_size(value: object) -> tuple[int, int]:
+    size = as_object(value, "size")
+    rows, cols = int(size.get("rows", 24)), int(size.get("cols", 80))
+    if not (0 < rows < 65536 and 0 < cols < 65536):
+        raise ApiError(400, f"size {rows} x {cols} is not that of a terminal")
+    return rows, cols
+
+
+def _config(value: object) -> dict[str, Any]:
+    message = as_object(value, "process")
+    command = as_text(message.get("cmd"), "process.cmd")
+    args = [as_text(arg, "process.args") for arg in as_list(message.get("args"), "process.args")]
+    if not command or any("\0" in arg for arg in [command, *args]):
+        raise ApiError(400, "process.cmd must not be empty, and nothing may hold a null character")
+    envs = as_texts(message.get("envs"), "process.envs")
+    for name, text in envs.items():
+        if not name or "=" in name or "\0" in name + text:
             raise ApiError(400, f"environment variable {name!r} is not possible")
-    config: dict[str, Any] = {"cmd": value["cmd"], "args": args, "envs": envs}
-    if value.get("cwd"):
-        config["cwd"] = value["cwd"]
+    config: dict[str, Any] = {"cmd": command, "args": args, "envs": envs}
+    if message.get("cwd"):
+        config["cwd"] = as_text(message["cwd"], "process.cwd")
     return config
 
 
-def _input(value: Message) -> bytes:
-    text = value.get("stdin", value.get("pty"))
-    if not isinstance(text, str):
-        raise ApiError(400, "input needs `stdin` or `pty`")
+def _input(message: Message) -> bytes:
+    value = as_object(message.get("input"), "input")
+    text = as_text(value.get("stdin", value.get("pty")), "input.stdin or input.pty")
     try:
         return base64.b64decode(text)
     except binascii.Error as error:

@@ -28,6 +28,7 @@ class Subscription:
         self.closed = False
 
     async def put(self, item: Output | ProcessEnd | Exception) -> None:
+        """Add one item, as soon as there is room."""
         await self._room.wait()
         if self.closed:
             return
@@ -86,6 +87,7 @@ class RunningProcess:
         subscription.close()
 
     async def tell(self, item: Output | ProcessEnd | Exception) -> None:
+        """Give one item to everybody who listens."""
         for subscription in list(self.subscriptions):
             await subscription.put(item)
 

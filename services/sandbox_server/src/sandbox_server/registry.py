@@ -19,6 +19,7 @@ from sandbox_server.errors import ApiError
 from sandbox_server.metrics import Metrics
 from sandbox_server.record import SandboxRecord
 from sandbox_server.templates import Template, TemplateStore, new_id
+from sandbox_server.values import as_object, as_text, as_texts
 from twinkle_isolation import Launcher, SandboxLostError, SandboxSpec, SandboxStartError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _TICK_S = 0.25
 _RESUMED_TIMEOUT_S = 300.0
 _START_SETTLE_S = 0.2
 _MAX_IDEMPOTENCY_KEYS = 4096
-_MAX_METADATA_BYTES = 64 << 10
+_MAX_METADATA = 64 << 10
 
 
 class CreateRequest:
@@ -41,14 +42,12 @@ class CreateRequest:
     def __init__(
         self, message: dict[str, Any], config: ServerConfig, default_timeout_s: float
     ) -> None:
-        self.template = message.get("templateID") or "base"
-        if not isinstance(self.template, str):
-            raise ApiError(400, f"templateID must be text: got {self.template!r}")
+        self.template = as_text(message.get("templateID") or "base", "templateID")
         self.timeout_s = checked_timeout(message.get("timeout", default_timeout_s), config)
-        self.metadata = _texts(message.get("metadata"), "metadata")
-        self.env = _texts(message.get("envVars"), "envVars")
+        self.metadata = as_texts(message.get("metadata"), "metadata", _MAX_METADATA)
+        self.env = as_texts(message.get("envVars"), "envVars")
         self.auto_pause = bool(message.get("autoPause", False))
-        self.auto_resume = bool((message.get("autoResume") or {}).get("enabled", False))
+        self.auto_resume = bool(as_object(message.get("autoResume"), "autoResume").get("enabled"))
         internet = message.get("allow_internet_access", message.get("allowInternetAccess"))
         self.network = config.network if internet is None else bool(internet)
         if self.network and not config.network:
@@ -76,20 +75,6 @@ def checked_timeout(value: object, config: ServerConfig) -> float:
             400, f"timeout={value!r} is not a number of seconds in 0..{config.max_timeout_s:g}"
         )
     return float(value)
-
-
-def _texts(value: object, name: str) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(
-        isinstance(k, str) and isinstance(v, str)
-        for k, v in value.items()  # pyright: ignore[reportUnknownVariableType]
-    ):
-        raise ApiError(400, f"{name} must be an object of text values: got {value!r}")
-    texts: dict[str, str] = value  # pyright: ignore[reportUnknownVariableType]
-    if sum(len(k) + len(v) for k, v in texts.items()) > _MAX_METADATA_BYTES:
-        raise ApiError(400, f"{name} is longer than {_MAX_METADATA_BYTES} bytes")
-    return texts
 
 
 class Registry:
@@ -174,7 +159,7 @@ class Registry:
                 )
                 future.exception()
 
-        # In a task of its own: a client that gives up must find the same sandbox when it asks again.
+        # In a task of its own: a client that gives up finds the same sandbox when it asks again.
         self.spawn(run())
         return await asyncio.shield(future)
 
@@ -321,7 +306,7 @@ class Registry:
             if not record.auto_resume:
                 raise ApiError(
                     502,
-                    f"the running sandbox {sandbox_id!r} was not found: it is paused, connect to resume it",
+                    f"a running sandbox {sandbox_id!r} was not found: it is paused, connect first",
                 )
             await self.resume(record, max(record.timeout_s, _RESUMED_TIMEOUT_S))
         return record

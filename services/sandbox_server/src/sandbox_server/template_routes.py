@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from sandbox_server.errors import ApiError
 from sandbox_server.http import Request, Response, json_response
 from sandbox_server.registry import Registry
 from sandbox_server.templates import BuildState, Template, new_id
+from sandbox_server.values import as_list, as_text
 
 __all__ = ["TEMPLATE_ROUTES", "Route"]
 
@@ -68,7 +70,7 @@ def _described(template: Template) -> dict[str, Any]:
 async def _request_build(registry: Registry, request: Request, match: re.Match[str]) -> Response:
     message = await request.json(registry.config.max_request_bytes)
     name, tags = _checked_name(message.get("name") or message.get("alias"))
-    tags += [tag for tag in message.get("tags") or [] if isinstance(tag, str)]
+    tags += [as_text(tag, "a tag") for tag in as_list(message.get("tags"), "tags")]
     template = registry.templates.find(name)
     if template is None:
         template = Template(template_id=new_id(), names=[name])
@@ -76,7 +78,7 @@ async def _request_build(registry: Registry, request: Request, match: re.Match[s
     elif template.is_snapshot or template.template_id in registry.config.templates:
         raise ApiError(400, f"name {name!r} is taken by a snapshot or a template of the server")
     template.tags = sorted({*template.tags, *tags})
-    build_id = _new_build_id()
+    build_id = str(uuid.uuid4())
     registry.templates.builds[build_id] = BuildState(
         template_id=template.template_id,
         build_id=build_id,
@@ -92,12 +94,6 @@ async def _request_build(registry: Registry, request: Request, match: re.Match[s
         "aliases": template.names,
     }
     return json_response(answer, 202)
-
-
-def _new_build_id() -> str:
-    import uuid
-
-    return str(uuid.uuid4())
 
 
 def _build(registry: Registry, match: re.Match[str]) -> BuildState:

@@ -118,7 +118,7 @@ class TemplateStore:
         return [t for t in self._templates.values() if t.is_snapshot == snapshots]
 
     def find(self, name: str) -> Template | None:
-        """Return a template by its id or one of its names; `:default` and known tags are taken off."""
+        """Return a template by its id or a name, with or without a known tag."""
         base, _, tag = name.partition(":")
         for candidate in (name, base) if tag else (name,):
             found = self._templates.get(candidate) or next(

@@ -11,7 +11,7 @@ __all__ = ["dump", "restore"]
 
 
 def dump(fd: int, root: str) -> None:
-    """Write everything below `root` that is on its own file system to `fd`; sockets and mount points are left out."""
+    """Write what is below `root`, on its file system, to `fd`; sockets are left out."""
     with (
         os.fdopen(fd, "wb", buffering=1 << 20) as file,
         tarfile.open(fileobj=file, mode="w|") as tar,
@@ -42,7 +42,7 @@ def restore(fd: int, root: str) -> None:
         tarfile.open(fileobj=file, mode="r|") as tar,
     ):
         if hasattr(tarfile, "fully_trusted_filter"):
-            # This process can reach nothing but its own sandbox, so a hostile archive gains nothing.
+            # This process reaches nothing but its own sandbox: a hostile archive gains nothing.
             tar.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
         for member in tar:
             tar.extract(member, root, set_attrs=True, numeric_owner=True)

@@ -1,8 +1,7 @@
-"""File operations, done by the supervisor: a path means here what it means to the sandbox's own
-programs.
+"""File operations, done by the supervisor inside the sandbox.
 
-Nothing is opened that can block: every open is `O_NONBLOCK`, and only regular files are read or
-written.
+A path means here what it means to the sandbox's own programs. Nothing is opened that can block:
+every open is `O_NONBLOCK`, and only regular files are read or written.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _CODES = {
 
 
 class Failure(Exception):
-    """A request that cannot be done; `code` is one of the words of `twinkle_isolation.errors.ErrorCode`."""
+    """A request that cannot be done; `code` is an `ErrorCode` of `twinkle_isolation.errors`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -102,7 +101,7 @@ class Paths:
         return home
 
     def resolve(self, path: str, user: str) -> str:
-        """Return `path` made absolute and normal: `~` and relative paths start at the home of `user`."""
+        """Return `path` made absolute and normal; `~` and relative ones start at the home."""
         if "\0" in path:
             raise Failure("invalid_argument", f"path {path!r} holds a null character")
         home = self.home(user)
@@ -160,7 +159,7 @@ def stat_path(path: str) -> dict[str, Any]:
 
 
 def list_dir(path: str, depth: int) -> Iterator[dict[str, Any]]:
-    """Yield what is below a directory, `depth` levels deep, in the order of names; links are not followed."""
+    """Yield what is below a directory, `depth` levels deep, in the order of names."""
     if not stat.S_ISDIR(os.stat(path).st_mode):
         raise Failure("invalid_argument", f"path is not a directory: {path!r}")
     if not 1 <= depth <= _MAX_DEPTH:

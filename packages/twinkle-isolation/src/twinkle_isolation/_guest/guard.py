@@ -46,7 +46,7 @@ class Guard:
         pids = self.pids()
         killed: dict[int, str] = {}
         if len(pids) > self.processes:
-            # Newest first would favour the bomb's first process; all of them is the only fair answer.
+            # Which of them is the bomb cannot be told.
             killed = dict.fromkeys(pids, "processes")
         elif sum(map(_resident, pids)) > self.memory_bytes:
             sizes = {pid: _proportional(pid) for pid in pids}
@@ -74,7 +74,7 @@ def _resident(pid: int) -> int:
 
 
 def _proportional(pid: int) -> int:
-    """Return the anonymous and shared memory of the process, shared pages divided by their users."""
+    """Return the process's anonymous and shared memory, divided among those who share it."""
     total = 0
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:

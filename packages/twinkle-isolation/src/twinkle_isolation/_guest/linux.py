@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import struct
+from types import FrameType
 
 __all__ = [
     "CLONE_NEWCGROUP",
@@ -20,6 +21,7 @@ __all__ = [
     "bring_up_loopback",
     "drop_capabilities",
     "forbid_new_privileges",
+    "ignore_signal",
     "mount",
     "pivot_root_here",
     "set_child_subreaper",
@@ -75,6 +77,10 @@ def _check(result: int, what: str) -> None:
         raise OSError(error, f"{what}: {os.strerror(error)}")
 
 
+def ignore_signal(number: int, frame: FrameType | None) -> None:
+    """Do nothing; unlike `SIG_IGN`, the wake-up descriptor is still written and children wait."""
+
+
 def unshare(flags: int) -> None:
     """Move this process into new namespaces (`CLONE_NEW*`)."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
@@ -87,7 +93,7 @@ def mount(
     flags: int = 0,
     data: str | None = None,
 ) -> None:
-    """Mount `source` on `target`; the arguments are those of mount(2)."""
+    """Attach a file system; the arguments are those of the system call of that name."""
     _check(
         _libc.mount(
             source.encode() if source is not None else None,
@@ -146,7 +152,7 @@ def set_dumpable(dumpable: bool) -> None:
 
 
 def forbid_new_privileges() -> None:
-    """Take the effect from set-uid programs and file capabilities, for this process and its children."""
+    """Take the effect from set-uid programs, for this process and its children."""
     _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "prctl(NO_NEW_PRIVS)")
 
 

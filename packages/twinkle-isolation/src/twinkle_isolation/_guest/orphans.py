@@ -49,7 +49,7 @@ def kill_descendants(root: int) -> None:
 
 
 def kill_children(root: int, *, spare: set[int]) -> None:
-    """Kill the children of `root`, with all that descends from them, except the processes in `spare`."""
+    """Kill the children of `root` and their descendants, except those in `spare`."""
     for _ in range(_MAX_ROUNDS):
         pids = [pid for pid in children_map().get(root, ()) if pid not in spare]
         if not pids:

@@ -1,4 +1,4 @@
-"""Frames on their way to the host, bounded: whoever produces data stops while the host is behind."""
+"""Frames on their way to the host, bounded: nobody produces data while the host is behind."""
 
 from __future__ import annotations
 

@@ -94,9 +94,7 @@ def start(
         report = _read_all(report_read)
     except OSError as error:
         _close([*streams.values(), *([] if stdin is None or size else [stdin])])
-        raise Failure(
-            "resource_exhausted", f"no new process: {os.strerror(error.errno)}"
-        ) from error
+        raise Failure("resource_exhausted", f"no new process: {error.strerror}") from error
     finally:
         if as_root:
             _allow_user_namespaces(0)
@@ -174,7 +172,7 @@ def _exec(
         try:
             os.chdir(cwd)
         except OSError as error:
-            _give_up(report, "invalid_argument", f"cwd {cwd!r}: {os.strerror(error.errno)}")
+            _give_up(report, "invalid_argument", f"cwd {cwd!r}: {error.strerror}")
         linux.set_dumpable(True)
         if as_root:
             linux.unshare(linux.CLONE_NEWUSER)

@@ -75,7 +75,7 @@ class JailLayout:
 
     @classmethod
     def read(cls, shares: list[str]) -> JailLayout:
-        """Look at the jail's root: `shares` are the directories bound at their own path beyond the usual ones."""
+        """Look at the jail's root; `shares` are directories bound beyond the usual ones."""
         layout = cls()
         for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path = f"/{name}"
@@ -140,7 +140,7 @@ def map_user(inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> 
 
 
 def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
-    """Build the sandbox's root directory and make it `/`. Called by process 1 of the new namespaces."""
+    """Build the sandbox's root and make it `/`; for process 1 of the new namespaces."""
     size = int(sandbox["disk_bytes"])
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount(

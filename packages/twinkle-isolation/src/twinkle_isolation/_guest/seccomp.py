@@ -106,7 +106,7 @@ class Filter:
         return self._program is not None
 
     def install(self) -> None:
-        """Filter this process and all that comes from it. New privileges must be forbidden already."""
+        """Filter this process and its children; new privileges must be forbidden already."""
         if self._program is None:
             return
         libc = ctypes.CDLL(None, use_errno=True)

@@ -60,7 +60,7 @@ class Supervisor:
         self.selector.register(self.channel, selectors.EVENT_READ, self.on_channel)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.wake_fd = wake_read
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, linux.ignore_signal)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self.selector.register(wake_read, selectors.EVENT_READ, self.on_wake)
         self.outbox = Outbox(self.channel)

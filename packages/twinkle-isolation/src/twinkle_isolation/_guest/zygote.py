@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+from types import FrameType
 from typing import Any, NoReturn
 
 from twinkle_isolation._guest import linux, orphans, rootfs
@@ -58,8 +59,8 @@ class _Zygote:
     def serve(self) -> None:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.close())
+        signal.signal(signal.SIGCHLD, linux.ignore_signal)
+        signal.signal(signal.SIGTERM, self.on_term)
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
@@ -89,10 +90,14 @@ class _Zygote:
                         orphans.kill_children(os.getpid(), spare=self.supervisors)
 
     def close(self) -> NoReturn:
-        """End every sandbox. With namespaces the kernel does it when this process (and its jail) ends."""
+        """End every sandbox; with namespaces the kernel does it when this process ends."""
         if not self.namespaces:
             orphans.kill_descendants(os.getpid())
         os._exit(0)
+
+    def on_term(self, number: int, frame: FrameType | None) -> None:
+        """The parent died, or wants us to end."""
+        self.close()
 
     def create(self, request: dict[str, Any], fds: list[int]) -> None:
         try:

@@ -1,0 +1,58 @@
+"""Check the JSON values of requests."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from sandbox_server.errors import ApiError
+
+__all__ = ["as_list", "as_object", "as_text", "as_texts"]
+
+
+def as_object(value: object, name: str) -> dict[str, Any]:
+    """Return a JSON object; a missing one is empty.
+
+    Raises:
+        ApiError: It is something else (400).
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{name} must be an object: got {value!r}")
+    return cast("dict[str, Any]", value)
+
+
+def as_list(value: object, name: str) -> list[Any]:
+    """Return a JSON array; a missing one is empty.
+
+    Raises:
+        ApiError: It is something else (400).
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ApiError(400, f"{name} must be an array: got {value!r}")
+    return cast("list[Any]", value)
+
+
+def as_text(value: object, name: str) -> str:
+    """Return a JSON string.
+
+    Raises:
+        ApiError: It is something else (400).
+    """
+    if not isinstance(value, str):
+        raise ApiError(400, f"{name} must be text: got {value!r}")
+    return value
+
+
+def as_texts(value: object, name: str, limit: int = 1 << 20) -> dict[str, str]:
+    """Return a JSON object whose values are text.
+
+    Raises:
+        ApiError: It is something else, or longer than `limit` characters (400).
+    """
+    texts = {key: as_text(text, f"{name}[{key!r}]") for key, text in as_object(value, name).items()}
+    if sum(len(key) + len(text) for key, text in texts.items()) > limit:
+        raise ApiError(400, f"{name} is longer than {limit} characters")
+    return texts
