@@ -212,8 +212,7 @@ def test_ctrl_c_before_the_coroutine_starts_returns_at_once() -> None:
 def test_clean_up_that_never_ends_does_not_hold_ctrl_c() -> None:
     ended = run_script("""
         import asyncio, os, signal
-        from twinkle_agentic.envs import background
-        background._CLEAN_UP_S = 0.05
+        from twinkle_agentic.envs.background import run_sync
         async def stubborn():
             os.kill(os.getpid(), signal.SIGINT)
             while True:
@@ -222,7 +221,7 @@ def test_clean_up_that_never_ends_does_not_hold_ctrl_c() -> None:
                 except asyncio.CancelledError:
                     pass
         try:
-            background.run_sync(stubborn())
+            run_sync(stubborn(), clean_up_s=0.05)
         except KeyboardInterrupt:
             print("interrupted")
     """)

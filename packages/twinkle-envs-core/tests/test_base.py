@@ -248,6 +248,15 @@ def test_what_is_no_result_ends_the_episode(value: Any) -> None:
     assert result.info["error_kind"] == "env"
 
 
+def test_what_cannot_be_printed_is_flagged_all_the_same() -> None:
+    class Mute:
+        def __repr__(self) -> str:
+            raise RuntimeError("mute")
+
+    assert "Mute that cannot be printed" in (as_step_result(Mute()).error or "")
+    assert "Mute that cannot be printed" in (StepResult.scored("", Mute()).error or "")
+
+
 def test_coroutine_instead_of_a_result_names_the_remedy() -> None:
     async def step() -> StepResult:
         return StepResult()

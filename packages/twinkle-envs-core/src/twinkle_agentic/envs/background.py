@@ -40,12 +40,16 @@ def background_loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
-def run_sync(work: Coroutine[Any, Any, T]) -> T:
+def run_sync(work: Coroutine[Any, Any, T], *, clean_up_s: float | None = None) -> T:
     """Run a coroutine on the background loop and wait for it.
 
     The coroutine brings its own time limits. Ctrl-C while waiting cancels it, waits for its
-    clean-up (at most 5 s) and goes on as `KeyboardInterrupt`. Works in any thread, also in one that
-    runs an event loop (which is blocked meanwhile: there, await the async twin instead).
+    clean-up and goes on as `KeyboardInterrupt`. Works in any thread, also in one that runs an event
+    loop (which is blocked meanwhile: there, await the async twin instead).
+
+    Args:
+        work: The coroutine.
+        clean_up_s: Seconds an interrupted call waits for the coroutine to end; 5 by default.
 
     Raises:
         RuntimeError: Called on the background loop itself, where it would wait for ever.
@@ -62,7 +66,7 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
         call.ended.wait()
     except BaseException:  # interrupted while waiting: let the coroutine close what it opened
         loop.call_soon_threadsafe(call.cancel)
-        call.ended.wait(_CLEAN_UP_S)
+        call.ended.wait(_CLEAN_UP_S if clean_up_s is None else clean_up_s)
         raise
     try:
         return call.result()

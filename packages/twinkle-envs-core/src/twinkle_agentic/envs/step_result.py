@@ -163,7 +163,7 @@ def _bad_number(name: str, value: object, info: Mapping[str, Any]) -> dict[str, 
     """Say in `info` that a number is none, unless it tells of an error already."""
     if info.get("error"):
         return dict(info)
-    text = clean_text(to_text(repr(value), max_chars=200))
+    text = _shown(value)
     return {
         **info,
         "error": f"the environment gave the {name} {text}, which is not a finite number",
@@ -177,8 +177,15 @@ def _no_result(value: Any) -> StepResult:
     if inspect.iscoroutine(value):
         value.close()
         hint = ": override astep or areset for a coroutine"
-    text = to_text(repr(value), max_chars=200)
+    text = _shown(value)
     return StepResult.failed(f"the environment returned {text}, which is no StepResult{hint}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return to_text(repr(value), max_chars=200)
+    except Exception as error:
+        return f"<{type(value).__name__} that cannot be printed: {type(error).__name__}>"
 
 
 def _truth(value: Any) -> bool:
