@@ -2,8 +2,9 @@
 
     python benchmarks/model_endpoint.py --turns 4 --latency 0.2
 
-Prints its port, then answers each request after the latency: with a call of the tool `echo` in the first `turns - 1` turns of
-a conversation, with text in the last one. Ends when its standard input does.
+Prints its port, then answers each request after the latency: with a call of the tool `echo` in the
+first `turns - 1` turns of a conversation, with text in the last one. Ends when its standard input
+does.
 """
 
 from __future__ import annotations

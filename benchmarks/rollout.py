@@ -3,12 +3,13 @@
     python benchmarks/rollout.py
     python benchmarks/rollout.py --episodes 512 2048 --kit-python KIT/bin/python
 
-Each client is a process of its own, in turn, with its own endpoint (also a process) that answers after `--latency`. An
-episode has `--turns` model messages, all but the last with one call of a trivial tool. The ideal is turns x latency. CPU is that of the
-client alone, imports and warm-up left out. The median of `--repeat` runs is shown.
+Each client is a process of its own, in turn, with its own endpoint (also a process) that answers
+after `--latency`. An episode has `--turns` model messages, all but the last with one call of a
+trivial tool. The ideal is turns x latency. CPU is that of the client alone, imports and warm-up
+left out. The median of `--repeat` runs is shown.
 
-`--kit-python` names the interpreter of an environment that has `twinkle-kit` 0.5.1 and `openai`, to run its
-`APIMultiTurnRollout` next to ours.
+`--kit-python` names the interpreter of an environment that has `twinkle-kit` 0.5.1 and `openai`, to
+run its `APIMultiTurnRollout` next to ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A chat-completions endpoint that plays a script, in a process of its own.
 
-The name of the model chooses the script. Every request is checked against the rules real servers apply; one that breaks
-them is answered with HTTP 400 and the rule, so each test that passes has sent valid history only.
+The name of the model chooses the script. Every request is checked against the rules real servers
+apply; one that breaks them is answered with HTTP 400 and the rule, so each test that passes has
+sent valid history only.
 """
 
 from __future__ import annotations
@@ -260,8 +261,9 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
         case "surrogate":
             if turn == 1:
                 return web.Response(
-                    body=b'{"choices": [{"message": {"content": "a\\ud800b", "tool_calls": [{"id": "s", '
-                    b'"function": {"name": "echo", "arguments": "{\\"text\\": \\"\\\\ud800\\"}"}}]}}]}',
+                    body=b'{"choices": [{"message": {"content": "a\\ud800b", "tool_calls": [{"id": '
+                    b'"s", "function": {"name": "echo", "arguments": '
+                    b'"{\\"text\\": \\"\\\\ud800\\"}"}}]}}]}',
                     content_type="application/json",
                 )
             sent = await request.text()

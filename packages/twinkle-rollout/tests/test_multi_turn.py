@@ -23,7 +23,8 @@ from twinkle_agentic.rollout import APIMultiTurnRollout, MultiTurnRollout, Rollo
 from twinkle_agentic.rollout.bridge import BridgeError, append_ids, bridge_ids
 from twinkle_agentic.tools import FunctionTool, ToolManager
 
-# The form of Qwen's templates: turns end with a token and a line break, tool messages share one user turn.
+# The form of Qwen's templates: turns end with a token and a line break, tool messages share one
+# user turn.
 CHATML = """{%- if tools %}<|im_start|>system
 {{ tools | tojson }}<|im_end|>
 {% endif -%}
@@ -80,7 +81,8 @@ class Tokenizer:
 
 
 class Template:
-    """A template with the contract of twinkle's: labels shifted by one, refreshed after each change."""
+    """A template with the contract of twinkle's: labels shifted by one, refreshed after each
+    change."""
 
     truncation_strategy = "delete"
 
@@ -213,7 +215,8 @@ def test_the_tokens_are_the_canonical_conversation(template: Template, echo: Too
     rendered = template.tokenizer.apply_chat_template(
         out["messages"], tokenize=False, add_generation_prompt=False
     )
-    # All of it, the line breaks between turns included; only the one after the last turn is not there yet.
+    # All of it, the line breaks between turns included; only the one after the last turn is not
+    # there yet.
     assert template.tokenizer.decode(out["input_ids"]) + "\n" == rendered  # type: ignore[typeddict-item]
     assert (out["stop_reason"], out["turns"], out["truncated"]) == ("stop", 3, False)  # type: ignore[typeddict-item]
 

@@ -30,8 +30,8 @@ class API(ABC):
             **kwargs: Further fields of the request; `extra_body` is merged into it.
 
         Returns:
-            The assistant message, with `finish_reason` where the server gave one; a list of them for
-            `num_samples` above 1.
+            The assistant message, with `finish_reason` where the server gave one; a list of them
+            for `num_samples` above 1.
 
         Raises:
             Exception: Whatever went wrong; the rollout ends this trajectory as `api_error`.

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class ApiErrorKind(StrEnum):
-    """The class of a failed request; the value of `error_kind` in a trajectory that ended in one."""
+    """The class of a failed request; the `error_kind` of a trajectory that ended in one."""
 
     RATE_LIMITED = "rate_limited"
     """HTTP 429."""

@@ -42,19 +42,20 @@ _CLIENT_KWARGS = (
 class OpenAI(API):
     """Asks a chat-completions endpoint for the next message.
 
-    Usable from threads and from several event loops; it holds no connection between calls, except while a
-    rollout runs. It does not pickle: make one per process.
+    Usable from threads and from several event loops; it holds no connection between calls, except
+    while a rollout runs. It does not pickle: make one per process.
 
     Args:
         model: Name of the model, as the server knows it.
-        api_key: Sent as bearer token; by default `OPENAI_API_KEY`. Without either no such header is sent, which
-            suits local servers.
+        api_key: Sent as bearer token; by default `OPENAI_API_KEY`. Without either no such header is
+            sent, which suits local servers.
         base_url: Up to and including `/v1`; by default `OPENAI_BASE_URL`, else the OpenAI service.
-        client_kwargs: `timeout` (seconds for one request including its retries, 600), `max_retries` (3),
-            `default_headers`, `default_query`, `organization`, `project`, and, not known to the `openai` package:
-            `max_connections` (requests on the wire at once, by default what the open-file limit allows, up to 4,096),
-            `max_response_bytes` (64 MiB), `proxy` (URL), `trust_env` (take the proxy from the environment,
-            `True`; loopback never uses one), `verify` (certificate checks: bool or `ssl.SSLContext`).
+        client_kwargs: `timeout` (seconds for one request including its retries, 600), `max_retries`
+            (3), `default_headers`, `default_query`, `organization`, `project`, and, not known to
+            the `openai` package: `max_connections` (requests on the wire at once, by default what
+            the open-file limit allows, up to 4,096), `max_response_bytes` (64 MiB), `proxy` (URL),
+            `trust_env` (take the proxy from the environment, `True`; loopback never uses one),
+            `verify` (certificate checks: bool or `ssl.SSLContext`).
         retry: How failed requests are repeated; `max_retries` is the short form.
 
     Raises:
@@ -63,7 +64,8 @@ class OpenAI(API):
 
     Example:
         >>> api = OpenAI("qwen", base_url="http://127.0.0.1:8000/v1")
-        >>> api({"messages": [{"role": "user", "content": "Hello"}]}, SamplingParams())  # doctest: +SKIP
+        >>> prompt = {"messages": [{"role": "user", "content": "Hello"}]}
+        >>> api(prompt, SamplingParams())  # doctest: +SKIP
         {'role': 'assistant', 'content': 'Hi!', 'finish_reason': 'stop'}
     """
 
@@ -146,8 +148,8 @@ class OpenAI(API):
         Args:
             trajectory: `messages` and, where there are any, `tools`.
             sampling_params: An object with the attributes of `SamplingParams`.
-            timeout_s: Seconds for all attempts together, by default `timeout` of the client. Waiting for a free
-                connection does not count.
+            timeout_s: Seconds for all attempts together, by default `timeout` of the client.
+                Waiting for a free connection does not count.
             extra_body: Merged into the request, after `overrides`.
             extra_headers: Sent with this request.
             **overrides: Fields of the request, such as `tool_choice`.
@@ -171,7 +173,8 @@ class OpenAI(API):
                 except ApiError as error:
                     error.attempts = attempt
                     delay = self.retry.delay_s(error, attempt)
-                    # Where the pause would outlast the limit, the error at hand says more than a timeout.
+                    # Where the pause would outlast the limit, the error at hand says more than a
+                    # timeout.
                     if delay is None or time.monotonic() + delay >= deadline:
                         raise
                 attempt += 1

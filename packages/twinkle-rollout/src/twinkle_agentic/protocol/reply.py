@@ -44,9 +44,9 @@ class Completion:
     """What came back for one request.
 
     Attributes:
-        messages: One assistant message per choice, in order: `role`, `content` (text, `""` for null),
-            `finish_reason`, and `reasoning_content`, `refusal`, `tool_calls` where they are there. Calls are as the
-            server sent them, unchecked.
+        messages: One assistant message per choice, in order: `role`, `content` (text, `""` for
+            null), `finish_reason`, and `reasoning_content`, `refusal`, `tool_calls` where they are
+            there. Calls are as the server sent them, unchecked.
         usage: The server's token counts; empty where it sent none.
         prompt_token_ids: Token ids of the prompt, where asked for (`return_token_ids`).
         token_ids: Sampled token ids of the first choice, where asked for.

@@ -30,7 +30,7 @@ class Conversation(list[dict[str, Any]]):
         return f"[{','.join(self._parts)}]"
 
     def rest_json(self, model: str, params: Any, tools: Any, overrides: Mapping[str, Any]) -> str:
-        """Return the JSON of the other fields, written again only for other objects than last time."""
+        """Return the JSON of the other fields, kept until one of these is another object."""
         settings = (model, params, tools, overrides)
         if len(self._settings) != 4 or any(
             a is not b for a, b in zip(settings, self._settings, strict=True)

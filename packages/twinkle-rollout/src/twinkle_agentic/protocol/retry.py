@@ -16,16 +16,18 @@ __all__ = ["RetryPolicy", "parse_retry_after"]
 class RetryPolicy:
     """Bounds on sending one request again.
 
-    Only what may pass is repeated: HTTP 429 and 5xx (408, 409), connections that failed or broke, attempts that timed
-    out. The time limit of the request covers all attempts and the pauses between them.
+    Only what may pass is repeated: HTTP 429 and 5xx (408, 409), connections that failed or broke,
+    attempts that timed out. The time limit of the request covers all attempts and the pauses
+    between them.
 
     Attributes:
         max_attempts: How often a request is sent at most (>= 1).
-        base_delay_s: Pause before the second attempt, doubled for each further one, each shortened by a random
-            part of up to a half.
-        max_delay_s: Longest pause of ours. A server that asks for more by `Retry-After` gets it, within the
-            time limit.
-        attempt_timeout_s: Limit of one attempt; `None` lets one attempt use up the request's whole limit.
+        base_delay_s: Pause before the second attempt, doubled for each further one, each shortened
+            by a random part of up to a half.
+        max_delay_s: Longest pause of ours. A server that asks for more by `Retry-After` gets it,
+            within the time limit.
+        attempt_timeout_s: Limit of one attempt; `None` lets one attempt use up the request's whole
+            limit.
     """
 
     max_attempts: int = 4
@@ -67,7 +69,8 @@ def parse_retry_after(headers: dict[str, str]) -> float | None:
     """Read how many seconds a server asks to wait.
 
     Args:
-        headers: Response headers, names in lower case: `retry-after-ms`, or `retry-after` in seconds or as a date.
+        headers: Response headers, names in lower case: `retry-after-ms`, or `retry-after` in
+            seconds or as a date.
 
     Returns:
         Seconds >= 0; `None` where the header is absent or unreadable.

@@ -16,14 +16,15 @@ class SamplingParams:
     Attributes:
         max_tokens: Most tokens of one turn; `None` leaves it to the server.
         seed: For servers that sample reproducibly.
-        stop: Text (or several) that ends a turn; integers are token ids (`stop_token_ids`, vLLM and SGLang).
+        stop: Text (or several) that ends a turn; integers are token ids (`stop_token_ids`, vLLM and
+            SGLang).
         temperature: >= 0.
         top_k: > 0, or -1 for all tokens. Sent only when set: the OpenAI service does not know it.
         top_p: In (0, 1].
-        repetition_penalty: > 0; 1 is none. Sent under its own name when set: the OpenAI service does not
-            know it (its `frequency_penalty` is another formula).
-        logprobs: How many alternatives to report per token (`top_logprobs`); 0 is the sampled one only, `None`
-            asks for no log probabilities.
+        repetition_penalty: > 0; 1 is none. Sent under its own name when set: the OpenAI service
+            does not know it (its `frequency_penalty` is another formula).
+        logprobs: How many alternatives to report per token (`top_logprobs`); 0 is the sampled one
+            only, `None` asks for no log probabilities.
         prompt_logprobs: The same for prompt tokens (vLLM).
         num_samples: Messages per request; a rollout takes 1 only.
 
@@ -58,8 +59,8 @@ def sampling_fields(params: Any) -> dict[str, Any]:
     """Turn sampling settings into fields of a chat-completions request.
 
     Args:
-        params: `SamplingParams`, an object with some of its attributes, or a mapping. Absent attributes
-            have their defaults.
+        params: `SamplingParams`, an object with some of its attributes, or a mapping. Absent
+            attributes have their defaults.
     """
 
     def get(name: str, default: Any) -> Any:

@@ -41,14 +41,15 @@ class _Shared:
 class HttpTransport:
     """Sends POST requests to one server.
 
-    Connections belong to an event loop and live as long as somebody holds a `lease` there, so nothing is left
-    open when the last request or rollout ends. Usable from several event loops at once.
+    Connections belong to an event loop and live as long as somebody holds a `lease` there, so
+    nothing is left open when the last request or rollout ends. Usable from several event loops at
+    once.
 
     Args:
         url: Where to post.
         headers: Sent with each request.
-        max_connections: Requests on the wire at once, per event loop; further ones wait in order, without a limit
-            of their own.
+        max_connections: Requests on the wire at once, per event loop; further ones wait in order,
+            without a limit of their own.
         max_response_bytes: Largest reply that is read.
         proxy: URL of the proxy, `None` for a direct connection.
         tls: Certificate checks; `True` is the system's default.
@@ -180,7 +181,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def connection_limit() -> int:
-    """Return how many connections fit three quarters of the descriptors this process may open, at most 4,096."""
+    """Return three quarters of the files this process may open, at most 4,096."""
     try:
         import resource
 

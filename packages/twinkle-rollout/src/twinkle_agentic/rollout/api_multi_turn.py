@@ -39,69 +39,84 @@ _OVERRIDES = (
 class APIMultiTurnRollout(Rollout):
     """Drives many conversations between a model, its tools and environments at once.
 
-    Per trajectory: ask the model, run the tool calls of its message in order, append one tool message per call, ask
-    again, until the model calls nothing, the environment is done, or a limit ends it. An asyncio engine behind a
-    synchronous call; `arun` is the async twin. One trajectory's failure never touches another, and an infrastructure
-    failure has no reward.
+    Per trajectory: ask the model, run the tool calls of its message in order, append one tool
+    message per call, ask again, until the model calls nothing, the environment is done, or a limit
+    ends it. An asyncio engine behind a synchronous call; `arun` is the async twin. One trajectory's
+    failure never touches another, and an infrastructure failure has no reward.
 
-    Either `env_factory` makes an env for each trajectory (made, reset, scored where it overrides `evaluate`, closed on
-    every path, interruption included), or `tool_manager` brings tools, whose envs the caller resets, scores and closes.
+    Either `env_factory` makes an env for each trajectory (made, reset, scored where it overrides
+    `evaluate`, closed on every path, interruption included), or `tool_manager` brings tools, whose
+    envs the caller resets, scores and closes.
 
     Each output is the input with these keys added:
 
-    - `messages`: the whole conversation, always one that can be continued: unique call ids, arguments that are JSON
-      objects, every call answered. `tools`: what the model was offered.
-    - `stop_reason`: a `StopReason` value. `truncated`: it did not end by itself (`stop`, `env_done`). `turns`: model messages.
-    - `reward`: the step rewards of the env together with `eval_reward`; `None` after `api_error` or `env_error`, where no turn
-      was completed, and where there is no env. `step_rewards`: one per step. `eval_reward`: what `evaluate` gave.
-      `reward_missing_steps`, `failed_steps`: steps (by position) that count 0 because the env gave no reward or the
-      step failed. The reward of `reset` is not counted.
-    - `error`, `error_kind`, `retryable`: why it ended early, with the provider's words; `None`, `None`, `False` otherwise.
-      A call the server left as text is a `stop` with `error_kind` `unparsed_tool_call`.
+    - `messages`: the whole conversation, always one that can be continued: unique call ids,
+      arguments that are JSON objects, every call answered. `tools`: what the model was offered.
+    - `stop_reason`: a `StopReason` value. `truncated`: it did not end by itself (`stop`,
+      `env_done`). `turns`: model messages.
+    - `reward`: the step rewards of the env together with `eval_reward`; `None` after `api_error` or
+      `env_error`, where no turn was completed, and where there is no env. `step_rewards`: one per
+      step. `eval_reward`: what `evaluate` gave. `reward_missing_steps`, `failed_steps`: steps (by
+      position) that count 0 because the env gave no reward or the step failed. The reward of
+      `reset` is not counted.
+    - `error`, `error_kind`, `retryable`: why it ended early, with the provider's words; `None`,
+      `None`, `False` otherwise. A call the server left as text is a `stop` with `error_kind`
+      `unparsed_tool_call`.
     - `tool_errors`: failed calls by kind. `unparsed_tool_calls`: messages with a call left as text.
-    - `timing`: seconds for `queued`, `reset`, `model`, `tools`, `evaluate`, `close`, `total` (without `queued`).
+    - `timing`: seconds for `queued`, `reset`, `model`, `tools`, `evaluate`, `close`, `total`
+      (without `queued`).
     - `usage`: the server's token counts summed over the turns; `None` where it sent none.
-    - `token_turns`: where log probabilities or `return_token_ids` were asked for: per turn `prompt_token_ids`, `token_ids`,
-      `logprobs`, and `problem`, which is not `None` where a trainer must not use the turn.
-    - `close_error`, `trace_error`: only where closing the env or writing the trace failed. `trace_path`: the trace.
+    - `token_turns`: where log probabilities or `return_token_ids` were asked for: per turn
+      `prompt_token_ids`, `token_ids`, `logprobs`, and `problem`, which is not `None` where a
+      trainer must not use the turn.
+    - `close_error`, `trace_error`: only where closing the env or writing the trace failed.
+      `trace_path`: the trace.
 
     Args:
         api: `OpenAI`, or any object of the `API` interface; a blocking one runs in threads.
-        tool_manager: One for all trajectories, or a list, one per trajectory. A manager whose tools act on one env
-            serves one trajectory only. `ToolManager()` is a chat without tools.
+        tool_manager: One for all trajectories, or a list, one per trajectory. A manager whose tools
+            act on one env serves one trajectory only. `ToolManager()` is a chat without tools.
         sampling_params: Of each turn; `num_samples` must be 1.
-        max_turns: Model messages per trajectory (>= 1). Calls of the last one are executed where an env stands behind the
-            tools (a step may earn a reward), and else answered as not executed.
-        concurrency: Trajectories in flight at once, `None` for all. The default suits one server node; an
-            environment server with fewer sessions needs less. Fewer where the open-file limit is low.
+        max_turns: Model messages per trajectory (>= 1). Calls of the last one are executed where an
+            env stands behind the tools (a step may earn a reward), and else answered as not
+            executed.
+        concurrency: Trajectories in flight at once, `None` for all. The default suits one server
+            node; an environment server with fewer sessions needs less. Fewer where the open-file
+            limit is low.
         extra_body: Merged into each request.
         trace_dir: Folder for one JSON file per trajectory, written when it ends.
         trace_callback: Says of a finished trajectory whether to write its trace.
         success_callback: Says whether it is a success, for the name of the file.
-        env_factory: `trajectory -> env`, plain (run in a thread) or a coroutine function; excludes `tool_manager`.
-        reset_observation: Where a non-empty observation of `reset` goes: `append` to the last user message (a message of
-            its own where the last is none), `message` for a user message of its own, `ignore`.
-        deadline_s: Limit of one trajectory, from making its env to the last tool result; `None` for none. What was
-            earned is kept. Scoring and closing follow, within limits of their own.
-        max_trajectory_tokens: Ends a trajectory (`length`) whose prompt and replies reach this many tokens by the server's
-            count.
-        request_timeout_s: Limit of one request with all its retries; by default the client's own (600 s).
-        tool_timeout_s: Limit of one tool call (a tool's own limit goes first). After the step of an env the episode is lost.
+        env_factory: `trajectory -> env`, plain (run in a thread) or a coroutine function; excludes
+            `tool_manager`.
+        reset_observation: Where a non-empty observation of `reset` goes: `append` to the last user
+            message (a message of its own where the last is none), `message` for a user message of
+            its own, `ignore`.
+        deadline_s: Limit of one trajectory, from making its env to the last tool result; `None` for
+            none. What was earned is kept. Scoring and closing follow, within limits of their own.
+        max_trajectory_tokens: Ends a trajectory (`length`) whose prompt and replies reach this many
+            tokens by the server's count.
+        request_timeout_s: Limit of one request with all its retries; by default the client's own
+            (600 s).
+        tool_timeout_s: Limit of one tool call (a tool's own limit goes first). After the step of an
+            env the episode is lost.
         reset_timeout_s: Limit of making and resetting the env.
         evaluate_timeout_s: Limit of scoring.
         close_timeout_s: Limit of closing the env.
         max_threads: Threads for blocking tools and envs; further calls queue.
         run_last_calls: Overrides which calls of the last turn are executed: all or none.
-        on_done: Called with each finished trajectory as it ends, in the event loop: a short function, or a coroutine function.
-            What it raises is logged.
+        on_done: Called with each finished trajectory as it ends, in the event loop: a short
+            function, or a coroutine function. What it raises is logged.
 
     Raises:
-        ValueError: A limit is out of range, `num_samples` is not 1, or not exactly one of `tool_manager` and `env_factory`.
+        ValueError: A limit is out of range, `num_samples` is not 1, or not exactly one of
+            `tool_manager` and `env_factory`.
 
     Example:
-        >>> rollout = APIMultiTurnRollout(api, env_factory=lambda trajectory: MyEnv())  # doctest: +SKIP
-        >>> rollout([{"messages": [{"role": "user", "content": "Play."}]}])[0]["reward"]  # doctest: +SKIP
-        1.0
+        >>> rollout = APIMultiTurnRollout(api, env_factory=lambda trajectory: MyEnv())  # doctest:
+        +SKIP
+        >>> rollout([{"messages": [{"role": "user", "content": "Play."}]}])[0]["reward"]  # doctest:
+        +SKIP 1.0
     """
 
     def __init__(
@@ -133,8 +148,8 @@ class APIMultiTurnRollout(Rollout):
             raise ValueError(f"api must be an OpenAI client or an API object, found {api!r}")
         if tool_manager is None and env_factory is None:
             raise ValueError(
-                "neither tool_manager nor env_factory is given: pass one, or ToolManager() for a chat "
-                "without tools"
+                "neither tool_manager nor env_factory is given: pass one, or ToolManager() for a "
+                "chat without tools"
             )
         _exclusive(tool_manager, env_factory)
         if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
@@ -143,7 +158,8 @@ class APIMultiTurnRollout(Rollout):
             )
         if reset_observation not in ("append", "message", "ignore"):
             raise ValueError(
-                f"reset_observation must be 'append', 'message' or 'ignore', found {reset_observation!r}"
+                "reset_observation must be 'append', 'message' or 'ignore', found "
+                f"{reset_observation!r}"
             )
         self.api = api
         self.tool_manager = tool_manager
@@ -183,8 +199,8 @@ class APIMultiTurnRollout(Rollout):
     def __call__(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[Trajectory]:
         """Roll out every trajectory and wait; as `arun`.
 
-        Works in any thread, also in one that runs an event loop (a notebook). Ctrl-C ends all trajectories, closes their
-        envs, and is raised.
+        Works in any thread, also in one that runs an event loop (a notebook). Ctrl-C ends all
+        trajectories, closes their envs, and is raised.
 
         Raises:
             RuntimeError: Called on the background loop of the adapters; await `arun` there.
@@ -211,16 +227,18 @@ class APIMultiTurnRollout(Rollout):
         """Roll out every trajectory on the running event loop.
 
         Args:
-            trajectories: Prompts, or trajectories to continue; not changed. `tools` in one overrides the manager's
-                definitions. `user_data` reaches the env's `reset`.
-            **kwargs: For this call only: `sampling_params`, `tool_manager`, `env_factory`, `extra_body` (added to the
+            trajectories: Prompts, or trajectories to continue; not changed. `tools` in one
+                overrides the manager's definitions. `user_data` reaches the env's `reset`.
+            **kwargs: For this call only: `sampling_params`, `tool_manager`, `env_factory`,
+            `extra_body` (added to the
                 rollout's), `global_step` (for the names of traces), `on_done`.
 
         Returns:
             One trajectory per input, in the same order.
 
         Raises:
-            TypeError: `trajectories` is a single one, one of them is no mapping, or an override is not known.
+            TypeError: `trajectories` is a single one, one of them is no mapping, or an override is
+                not known.
             ValueError: A manager list does not fit, or one env would serve several trajectories.
             asyncio.CancelledError: The caller was cancelled; all envs are closed by then.
         """
@@ -331,7 +349,8 @@ def _one_sample(params: Any) -> Any:
         params = SamplingParams(**cast("dict[str, Any]", params))
     if getattr(params, "num_samples", 1) != 1:
         raise ValueError(
-            f"a rollout takes num_samples=1, found {params.num_samples}: repeat the trajectory for a group"
+            f"a rollout takes num_samples=1, found {params.num_samples}: repeat the trajectory "
+            "for a group"
         )
     return params
 

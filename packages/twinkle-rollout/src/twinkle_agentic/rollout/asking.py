@@ -40,12 +40,12 @@ class Ask:
     """Asks an API object for the next message.
 
     Args:
-        api: `OpenAI`, anything with its `acomplete`, or any callable of the `API` interface, which then runs in
-            threads of `pool`.
+        api: `OpenAI`, anything with its `acomplete`, or any callable of the `API` interface, which
+            then runs in threads of `pool`.
         sampling_params: For each request.
         extra_body: Merged into each request.
-        request_timeout_s: Limit of one request with its retries; `None` leaves it to the client (600 s for one that
-            has none).
+        request_timeout_s: Limit of one request with its retries; `None` leaves it to the client
+            (600 s for one that has none).
         pool: Threads for blocking API objects.
     """
 
@@ -79,7 +79,8 @@ class Ask:
         """Ask for the next message.
 
         Args:
-            trajectory: `messages` and `tools`; its list is not changed, and is copied for API objects not ours.
+            trajectory: `messages` and `tools`; its list is not changed, and is copied for API
+                objects not ours.
             deadline: Of the trajectory.
 
         Raises:
@@ -112,7 +113,7 @@ class Ask:
 
 
 def failure_of(error: BaseException, *, default: str = "client") -> Failure:
-    """Classify an exception of an API object or an environment; `default` is the kind of any other."""
+    """Classify an exception of an API object or an env; `default` is the kind of any other."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, ApiError):
         return Failure(text, error.kind.value, error.retryable)

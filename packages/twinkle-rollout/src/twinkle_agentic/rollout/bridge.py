@@ -1,7 +1,7 @@
 """The tokens between two sampled turns: tool messages and the next generation prompt.
 
-Sampled ids stay as they are. Only what the chat template puts after them is rendered, in the context of the whole
-conversation, and labelled -100.
+Sampled ids stay as they are. Only what the chat template puts after them is rendered, in the
+context of the whole conversation, and labelled -100.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 class BridgeError(RuntimeError):
-    """The chat template does not render the longer conversation as a continuation of the shorter one."""
+    """The chat template does not render a longer conversation as a continuation."""
 
 
 def bridge_ids(
@@ -38,8 +38,9 @@ def bridge_ids(
         template: Its tokenizer renders and encodes.
         before: The conversation up to and with the sampled message.
         added: The tool messages.
-        last_id: The last sampled id. Where it is the end-of-turn token, what the template puts after that token (a
-            line break in most) comes first; where it is not, the token itself comes before that.
+        last_id: The last sampled id. Where it is the end-of-turn token, what the template puts
+            after that token (a line break in most) comes first; where it is not, the token itself
+            comes before that.
         tools: Definitions, where the prompt was rendered with them.
 
     Raises:
@@ -109,7 +110,7 @@ def append_ids(
 
 
 def plain(value: Any) -> Any:
-    """Turn numpy arrays and scalars into lists and numbers, at any depth; leave tensors and the rest alone."""
+    """Turn numpy values into lists and numbers, at any depth; leave tensors and all else."""
     if type(value).__module__.split(".")[0] == "numpy":
         return value.tolist()
     if isinstance(value, dict):

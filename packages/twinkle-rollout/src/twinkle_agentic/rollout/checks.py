@@ -21,7 +21,8 @@ def check_trajectories(trajectories: Any) -> list[Mapping[str, Any]]:
     """
     if isinstance(trajectories, (Mapping, str, bytes)):
         raise TypeError(
-            f"trajectories must be a list, found {type(cast('object', trajectories)).__name__}: wrap a single one as [trajectory]"
+            f"trajectories must be a list, found {type(cast('object', trajectories)).__name__}: "
+            "wrap a single one as [trajectory]"
         )
     given = list(cast("Sequence[Any]", trajectories))
     for position, trajectory in enumerate(given):
@@ -30,7 +31,8 @@ def check_trajectories(trajectories: Any) -> list[Mapping[str, Any]]:
         messages: Any = cast("Mapping[str, Any]", trajectory).get("messages")
         if messages is not None and not isinstance(messages, (list, tuple)):
             raise TypeError(
-                f"'messages' of trajectory {position} must be a list, found {type(messages).__name__}"
+                f"'messages' of trajectory {position} must be a list, found "
+                f"{type(messages).__name__}"
             )
         for message in cast("Sequence[Any]", messages or ()):
             if not isinstance(message, Mapping):
@@ -48,7 +50,8 @@ def resolve_managers(manager: Any, count: int) -> list[Any]:
         count: Number of trajectories.
 
     Raises:
-        ValueError: None given, a list of another length, or one env behind the tools of several trajectories.
+        ValueError: None given, a list of another length, or one env behind the tools of several
+            trajectories.
     """
     if manager is None:
         raise ValueError("tool_manager is missing: pass it to the rollout or to the call")
@@ -68,7 +71,8 @@ def resolve_managers(manager: Any, count: int) -> list[Any]:
             if first != position:
                 raise ValueError(
                     f"trajectories {first} and {position} would act on the same env "
-                    f"({type(tool.env).__name__}): pass env_factory, or a list of managers with an env each"
+                    f"({type(tool.env).__name__}): pass env_factory, or a list of managers with an "
+                    "env each"
                 )
     return managers
 

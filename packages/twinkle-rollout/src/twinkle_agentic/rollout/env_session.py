@@ -52,7 +52,8 @@ async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
     """Reset the env and return the first result.
 
     Raises:
-        EnvTimeoutError: No result within the limit. A blocking `reset` that returns later is followed by a `close`.
+        EnvTimeoutError: No result within the limit. A blocking `reset` that returns later is
+            followed by a `close`.
         Exception: Whatever `reset` raised.
     """
     given = dict(trajectory)
@@ -73,7 +74,7 @@ async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
 
 
 def overrides_evaluate(env: Any) -> bool:
-    """Tell whether an env scores trajectories itself, rather than by the zeros of the base class."""
+    """Tell whether an env scores trajectories itself, not by the zeros of the base class."""
     for name in ("evaluate", "aevaluate"):
         owner = next((cls for cls in type(env).__mro__ if name in vars(cls)), None)
         # The base class of another framework gives zeros under the same name.
@@ -149,7 +150,7 @@ async def _close(env: Any) -> None:
 
 
 def _has_native(env: Any, name: str) -> bool:
-    """Tell whether an env has its own coroutine, not the one of `Env` that runs the blocking method."""
+    """Tell whether an env has a coroutine of its own, not the one that runs the blocking method."""
     method: Any = getattr(cast("type[Any]", type(env)), name, None)
     if method is None:
         return False

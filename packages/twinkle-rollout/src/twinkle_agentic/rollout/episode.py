@@ -51,7 +51,8 @@ class Plan:
         limits: How far a trajectory may go.
         env_factory: Makes the env of a trajectory; `None` where a tool manager is given.
         reset_observation: Where the observation of `reset` goes.
-        run_last_calls: Whether calls of the last turn are executed; `None`: where an env stands behind the tools.
+        run_last_calls: Whether calls of the last turn are executed; `None`: where an env stands
+            behind the tools.
         close_pool: Threads for closing.
         live_envs: Ids of the envs in use, to notice a factory that returns one twice.
     """
@@ -137,7 +138,8 @@ class Episode:
             env = await make_env(factory, self._input, timeout_s=self._deadline.cap_s(own.left_s()))
             if id(env) in self._plan.live_envs:
                 raise EnvError(
-                    "env_factory returned an env that another trajectory is using: make one per trajectory"
+                    "env_factory returned an env that another trajectory is using: make one per "
+                    "trajectory"
                 )
             self._plan.live_envs.add(id(env))
             self._env = env
@@ -258,7 +260,7 @@ class Episode:
                 self._end(
                     StopReason.STOP,
                     Failure(
-                        "the model wrote a tool call that the server left as text: check the server's "
+                        "the model wrote a tool call that the server left as text: check its "
                         "tool-call parser",
                         "unparsed_tool_call",
                     ),

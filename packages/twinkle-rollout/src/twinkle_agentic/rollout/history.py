@@ -1,8 +1,8 @@
 """Messages that any chat-completions server accepts.
 
-What a model wrote may be no valid request any more: null or repeated call ids, arguments that are no JSON, calls
-nobody answered. Sent back as it is, it makes every later request fail. The functions here bring history into the
-form of the protocol.
+What a model wrote may be no valid request any more: null or repeated call ids, arguments that are
+no JSON, calls nobody answered. Sent back as it is, it makes every later request fail. The functions
+here bring history into the form of the protocol.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Reply:
     """One assistant message, taken in.
 
     Attributes:
-        message: For the output: valid, with `finish_reason` and `reasoning_content` where they were given.
+        message: For the output: valid, with `finish_reason` and `reasoning_content` where they were
+            given.
         wire: For the next request.
         calls: To execute, in order: the model's own name and arguments, with the ids of `message`.
         finish_reason: As the server said.
@@ -94,8 +95,9 @@ def wire_history(
 ) -> list[dict[str, Any]]:
     """Bring a conversation into the form of the protocol.
 
-    Every call gets exactly one answer, right after its message and in call order: by id, or by position where ids
-    are missing; a call without one is answered with an error text. Tool messages that answer nothing are left out.
+    Every call gets exactly one answer, right after its message and in call order: by id, or by
+    position where ids are missing; a call without one is answered with an error text. Tool messages
+    that answer nothing are left out.
 
     Args:
         messages: Any conversation; not changed.

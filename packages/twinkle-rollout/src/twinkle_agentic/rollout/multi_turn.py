@@ -31,25 +31,29 @@ _OVERRIDES = ("sampling_params", "tool_manager", "global_step")
 class MultiTurnRollout(Rollout):
     """Drives a batch of conversations with a sampler in this process.
 
-    Each turn is one `sampler.sample` call over the trajectories still going; the tool calls of the turn then run, those
-    of different trajectories at the same time. Sampled ids and their log probabilities are kept as they are; tool messages
-    and the next prompt are appended as tokens labelled -100. The envs behind the tools are the caller's to reset and close.
+    Each turn is one `sampler.sample` call over the trajectories still going; the tool calls of the
+    turn then run, those of different trajectories at the same time. Sampled ids and their log
+    probabilities are kept as they are; tool messages and the next prompt are appended as tokens
+    labelled -100. The envs behind the tools are the caller's to reset and close.
 
-    Each output is the input with these keys added: the model input (`input_ids`, `labels`, ...), `messages`, `logprobs`
-    (one entry per trained label, in order; `None` where the sampler gave none), `turns`, `stop_reason` (a `StopReason` value), `truncated`,
-    `reward` and `step_rewards` (`None` and empty without an env), `reward_missing_steps`, `failed_steps`, `error`, `error_kind`, `retryable`, `tool_errors`,
-    `unparsed_tool_calls`, `timing` (seconds: `model`, `tools` and `total` of the whole batch). Tool messages that ended a trajectory are in `messages` only: they have
-    no tokens.
+    Each output is the input with these keys added: the model input (`input_ids`, `labels`, ...),
+    `messages`, `logprobs` (one entry per trained label, in order; `None` where the sampler gave
+    none), `turns`, `stop_reason` (a `StopReason` value), `truncated`, `reward` and `step_rewards`
+    (`None` and empty without an env), `reward_missing_steps`, `failed_steps`, `error`,
+    `error_kind`, `retryable`, `tool_errors`, `unparsed_tool_calls`, `timing` (seconds: `model`,
+    `tools` and `total` of the whole batch). Tool messages that ended a trajectory are in `messages`
+    only: they have no tokens.
 
     Args:
         sampler: See `twinkle_agentic.rollout.structural`.
         template: As well; local, not a remote handle.
-        tool_manager: One for all trajectories, or a list, one per trajectory. A manager whose tools act on one env
-            serves one trajectory only.
+        tool_manager: One for all trajectories, or a list, one per trajectory. A manager whose tools
+            act on one env serves one trajectory only.
         sampling_params: Of each turn; `num_samples` must be 1.
-        max_turns: Model messages per trajectory (>= 1). Calls of the last one are executed where an env stands behind the
-            tools, and else answered as not executed.
-        max_trajectory_tokens: Ends a trajectory (`length`) that has this many tokens, or would with the tool messages.
+        max_turns: Model messages per trajectory (>= 1). Calls of the last one are executed where an
+            env stands behind the tools, and else answered as not executed.
+        max_trajectory_tokens: Ends a trajectory (`length`) that has this many tokens, or would with
+            the tool messages.
         trace_dir: Folder for one JSON file per trajectory.
         trace_callback: Says of a finished trajectory whether to write its trace.
         success_callback: Says whether it is a success, for the name of the file.
@@ -57,7 +61,8 @@ class MultiTurnRollout(Rollout):
         max_threads: Threads for blocking tools.
 
     Raises:
-        ValueError: A limit is out of range, `num_samples` is not 1, the template is missing or splits what is too long.
+        ValueError: A limit is out of range, `num_samples` is not 1, the template is missing or
+            splits what is too long.
     """
 
     def __init__(
@@ -81,8 +86,8 @@ class MultiTurnRollout(Rollout):
             )
         if getattr(template, "truncation_strategy", None) == "split":
             raise ValueError(
-                "the template has truncation_strategy='split', which would cut a trajectory into several: "
-                "use 'left', 'right', 'delete' or 'raise'"
+                "the template has truncation_strategy='split', which would cut a trajectory into "
+                "several: use 'left', 'right', 'delete' or 'raise'"
             )
         if isinstance(max_turns, bool) or max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, found {max_turns!r}")
@@ -107,16 +112,18 @@ class MultiTurnRollout(Rollout):
 
         Args:
             trajectories: Prompts; not changed.
-            **kwargs: For this call only: `sampling_params`, `tool_manager`, `global_step` (for the names of traces).
+            **kwargs: For this call only: `sampling_params`, `tool_manager`, `global_step` (for the
+            names of traces).
 
         Returns:
             One trajectory per input, in the same order.
 
         Raises:
-            TypeError: `trajectories` is a single one, one of them is no mapping, or an override is not known.
+            TypeError: `trajectories` is a single one, one of them is no mapping, or an override is
+                not known.
             ValueError: A manager list does not fit, or one env would serve several trajectories.
-            RuntimeError: The sampler broke its contract: a response missing, sampled ids changed, log probabilities or labels
-                that do not fit the ids.
+            RuntimeError: The sampler broke its contract: a response missing, sampled ids changed,
+                log probabilities or labels that do not fit the ids.
             Exception: Whatever the sampler or `template.encode` raised.
         """
         unknown = sorted(set(kwargs) - set(_OVERRIDES))
@@ -165,9 +172,9 @@ class MultiTurnRollout(Rollout):
         batch = features + [features[-1]] * (least - len(features))  # every rank needs an input
         responses: Sequence[SampleResponse] = self.sampler.sample(batch, sampling_params=params)
         if not isinstance(cast("object", responses), (list, tuple)) or len(responses) != len(batch):
-            found = len(responses) if hasattr(responses, "__len__") else type(responses).__name__
             raise RuntimeError(
-                f"the sampler must return one response per input: {len(batch)} inputs, found {found}"
+                f"the sampler must return a list with one response per input: {len(batch)} inputs, "
+                f"found {responses!r:.200}"
             )
         sequences: list[SampledSequence] = []
         for number, response in enumerate(responses[: len(features)]):
@@ -256,7 +263,7 @@ class _Run:
             self._append_messages()
 
     def output(self, timing: dict[str, float]) -> dict[str, Any]:
-        """Return the finished trajectory, its labels and log probabilities checked against each other."""
+        """Return the finished trajectory; labels and log probabilities must fit each other."""
         assert self.stop is not None
         if self.logprobs:
             trained = sum(label != IGNORED for label in self.feature.get("labels") or ())
@@ -368,12 +375,13 @@ class _Run:
 
     def _broken(self, found: str) -> RuntimeError:
         return RuntimeError(
-            f"the sampler broke its contract at turn {self.turns} of trajectory {self.number}: {found}"
+            f"the sampler broke its contract at turn {self.turns} of trajectory {self.number}: "
+            f"{found}"
         )
 
 
 def _continues(before: list[int], after: list[int], tokens: list[int]) -> bool:
-    """Tell whether `after` is `before` and the sampled ids, perhaps cut from the left by the template."""
+    """Tell whether `after` is `before` and the sampled ids, perhaps cut on the left."""
     kept = len(after) - len(tokens)
     if kept < 0 or kept > len(before):
         return False
@@ -383,6 +391,7 @@ def _continues(before: list[int], after: list[int], tokens: list[int]) -> bool:
 def _one_sample(params: Any) -> Any:
     if getattr(params, "num_samples", 1) != 1:
         raise ValueError(
-            f"a rollout takes num_samples=1, found {params.num_samples}: repeat the trajectory for a group"
+            f"a rollout takes num_samples=1, found {params.num_samples}: repeat the trajectory "
+            "for a group"
         )
     return params

@@ -33,7 +33,7 @@ class SampledSequence(Protocol):
 
     @property
     def new_input_feature(self) -> Any:
-        """The input with the ids (and the assistant message) appended; `None` leaves that to the template."""
+        """The input with ids and assistant message appended; `None` leaves that to the template."""
         ...
 
 
@@ -71,7 +71,10 @@ class Tokenizer(Protocol):
         ...
 
     def apply_chat_template(self, conversation: list[Any], **kwargs: Any) -> Any:
-        """Render messages; called with `tokenize=False`, `add_generation_prompt`, `tools`, `enable_thinking`."""
+        """Render messages.
+
+        Called with `tokenize=False`, `add_generation_prompt`, `tools` and `enable_thinking`.
+        """
         ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -82,10 +85,11 @@ class Tokenizer(Protocol):
 class Template(Protocol):
     """Turns trajectories into model inputs.
 
-    An input is a dict with `input_ids`, `labels` (shifted by one to the left: `labels[i]` is the target of
-    `input_ids[i]`; -100 where nothing is learnt) and `messages`. Optional: `_invoke_post_pipeline(inputs)` (brings
-    masks, positions and the shift of `labels` up to date; an empty list drops the input),
-    `concat_input_feature(input, tokens)`, `enable_thinking`, `truncation_strategy`.
+    An input is a dict with `input_ids`, `labels` (shifted by one to the left: `labels[i]` is the
+    target of `input_ids[i]`; -100 where nothing is learnt) and `messages`. Optional:
+    `_invoke_post_pipeline(inputs)` (brings masks, positions and the shift of `labels` up to date;
+    an empty list drops the input), `concat_input_feature(input, tokens)`, `enable_thinking`,
+    `truncation_strategy`.
     """
 
     @property

@@ -28,8 +28,8 @@ def token_turn(
         want_logprobs: Log probabilities were asked for.
 
     Returns:
-        `turn`, `prompt_token_ids`, `token_ids`, `logprobs`, and `problem`: `None`, or why a trainer must not use
-        the turn (missing, lengths differ, not numbers).
+        `turn`, `prompt_token_ids`, `token_ids`, `logprobs`, and `problem`: `None`, or why a trainer
+        must not use the turn (missing, lengths differ, not numbers).
     """
     problem: str | None = None
     if want_ids and (token_ids is None or prompt_token_ids is None):

@@ -13,6 +13,7 @@ from twinkle_agentic.rollout.history import NOT_EXECUTED
 from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.text import to_text
 from twinkle_agentic.tools.threads import run_blocking
+from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["StepLog", "Toolbox", "run_calls"]
 
@@ -73,7 +74,8 @@ class Toolbox:
     """A tool manager, with an eye on the environments behind its tools.
 
     Args:
-        manager: A `ToolManager`, or anything that is called with a tool call and has `tool_infos()`.
+        manager: A `ToolManager`, or anything that is called with a tool call and has
+            `tool_infos()`.
         own_limits: The manager bounds each call itself.
     """
 
@@ -104,7 +106,10 @@ class Toolbox:
         tool = self.env_tools.get(name) if isinstance(name, str) else None
         before = getattr(tool, "last_result", None)
         try:
-            text, kind = await bounded(self._outcome(call), limit_s)
+            work = self._outcome(call)
+            # Our manager contains what its tools do; a second task per call would be for nothing.
+            contained = limit_s is None and isinstance(self.manager, ToolManager)
+            text, kind = await (work if contained else bounded(work, limit_s))
         except TimeoutError:
             self._note_step(tool, before)
             raise

@@ -42,7 +42,8 @@ class TraceWriter:
     Args:
         trace_dir: The folder; made if absent.
         trace_callback: Says of a finished trajectory whether to write it; by default all.
-        success_callback: Says whether it is a success, for the `ok-` or `fail-` in the name; by default none is.
+        success_callback: Says whether it is a success, for the `ok-` or `fail-` in the name; by
+            default none is.
     """
 
     def __init__(

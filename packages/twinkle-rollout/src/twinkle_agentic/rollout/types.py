@@ -13,7 +13,8 @@ EnvFactory = Callable[[Any], Any]
 """Makes the env of one trajectory; a plain function (run in a thread) or a coroutine function."""
 
 ResetObservation = Literal["append", "message", "ignore"]
-"""Where the observation of `reset` goes: into the last user message, a message of its own, nowhere."""
+"""Where the observation of `reset` goes: into the last user message, a message of its own,
+nowhere."""
 
 
 class StopReason(StrEnum):
@@ -22,7 +23,7 @@ class StopReason(StrEnum):
     STOP = "stop"
     """The model answered without calling a tool."""
     LENGTH = "length"
-    """A turn was cut at its token limit, or the trajectory reached the context or `max_trajectory_tokens`."""
+    """A turn was cut at its limit, or the context or `max_trajectory_tokens` is full."""
     MAX_TURNS = "max_turns"
     """`max_turns` model messages."""
     ENV_DONE = "env_done"
@@ -36,7 +37,7 @@ class StopReason(StrEnum):
 
     @property
     def infrastructure(self) -> bool:
-        """Whether the trajectory ended by a failure that is not the agent's; it has no reward then."""
+        """Whether a failure that is not the agent's ended it; there is no reward then."""
         return self in (StopReason.API_ERROR, StopReason.ENV_ERROR)
 
 
@@ -47,9 +48,10 @@ class Limits:
     Attributes:
         max_turns: Model messages.
         max_trajectory_tokens: Tokens of prompt and replies together, by the server's count.
-        deadline_s: The whole of it, from the making of the env to the last tool result. Scoring and closing follow
-            with limits of their own.
-        request_timeout_s: One request to the model with all its retries; `None` leaves it to the client.
+        deadline_s: The whole of it, from the making of the env to the last tool result. Scoring and
+            closing follow with limits of their own.
+        request_timeout_s: One request to the model with all its retries; `None` leaves it to the
+            client.
         tool_timeout_s: One tool call.
         reset_timeout_s: Making and resetting the env.
         evaluate_timeout_s: Scoring.

@@ -46,7 +46,8 @@ class Deadline:
 async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
     """Await other people's code for a limited time.
 
-    It runs in a task of its own: code that swallows its cancellation does not hold the caller, and one that
+    It runs in a task of its own: code that swallows its cancellation does not hold the caller, and
+        one that
     raises `SystemExit` does not stop the event loop.
 
     Args:
@@ -55,7 +56,8 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
 
     Raises:
         TimeoutError: The time passed. The work was cancelled, and given a second to clean up.
-        BlockingCallError: The work raised `SystemExit` or `KeyboardInterrupt`, or was cancelled from inside.
+        BlockingCallError: The work raised `SystemExit` or `KeyboardInterrupt`, or was cancelled
+            from inside.
     """
     task: asyncio.Task[T] = asyncio.ensure_future(_contained(work))
     try:
