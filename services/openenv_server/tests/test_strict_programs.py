@@ -262,6 +262,22 @@ SAME = {
             try: call(); print("no error")
             except TypeError: print("TypeError")
     """,
+    "words_of_exceptions": """
+        class A:
+            def m(self, x): return x
+        def f(a, b, c=1, *, d): return a
+        def g(): return 1
+        calls = [
+            lambda: f(), lambda: f(1), lambda: f(1, 2), lambda: f(1, 2, 3, 4), lambda: g(1),
+            lambda: f(1, 2, d=1, e=2), lambda: f(1, a=2, b=1, d=1), lambda: A().m(),
+            lambda: A().nope(), lambda: A().nope, lambda: A.nope(), lambda: [].foo(),
+            lambda: {}["k"], lambda: [1][3], lambda: nope(), lambda: nope, lambda: 1 + "a",
+            lambda: [x for x, y in [(1, 2, 3)]], lambda: [x for x, y in [(1,)]], lambda: len(5),
+        ]
+        for call in calls:
+            try: call(); print("no error")
+            except Exception as e: print(type(e).__name__, e)
+    """,
     "lambda_kinds": """
         print((lambda x, y=2, *z, k=4: (x, y, z, k))(1, 5, 6, k=7), (lambda **k: k)(a=1))
     """,
@@ -366,6 +382,62 @@ SAME = {
         with C() as c: print("body")
         with C(): raise ValueError("x")
         print("after")
+    """,
+    "leaving_with_blocks": """
+        class C:
+            def __init__(self, name, swallow=False): self.name, self.swallow = name, swallow
+            def __enter__(self): print("in", self.name); return self.name, 2
+            def __exit__(self, t, v, tb):
+                print("out", self.name, t.__name__ if t else None, v)
+                return self.swallow
+        class Fails:
+            def __enter__(self): raise ValueError("enter")
+            def __exit__(self, *a): print("never")
+        def f():
+            with C("a") as (x, y), C("b", swallow=True):
+                return x, y
+        print(f())
+        for i in range(3):
+            with C(i, swallow=True):
+                if i == 1: break
+                if i == 0: continue
+        with C("k", swallow=True): {}["missing"]
+        with C("s", swallow=True): raise SystemExit(3)
+        try:
+            with C("first"), Fails(): pass
+        except ValueError as e: print(e)
+        try:
+            with 5: pass
+        except TypeError: print("no context manager")
+    """,
+    "calls_of_expressions": """
+        print((len if 1 else max)([1]), (lambda: 3)(), [len][0]("ab"), (max or min)(1, 2))
+        n = None
+        try: n()
+        except TypeError: print("not callable")
+        try: +"a"
+        except TypeError: print("bad operand")
+    """,
+    "named_tuples_and_protocols": """
+        from typing import NamedTuple, Protocol
+        from collections.abc import Iterable
+        import collections.abc
+        class P(NamedTuple):
+            x: int
+            y: int = 2
+        class Speaks(Protocol):
+            def speak(self) -> str: ...
+        print(P(1), P(1).y, isinstance([], Iterable), isinstance({}, collections.abc.Mapping))
+    """,
+    "class_scope_defaults": """
+        class A:
+            LIMIT = 3
+            def f(self, n=LIMIT): return n
+            g = lambda self, n=LIMIT: n + 1
+            def helper(fn): return lambda self: fn(self) * 2
+            @helper
+            def h(self): return 5
+        print(A().f(), A().g(), A().h())
     """,
     "imports": """
         from __future__ import annotations
@@ -494,14 +566,6 @@ SAME = {
 # text, before or instead of printing something else.
 REFUSED = {
     "lambda_in_comprehension": "print([f() for f in [lambda: i for i in range(3)]])",
-    "return_inside_with": """
-        class C:
-            def __enter__(self): return 1
-            def __exit__(self, *a): return True
-        def f():
-            with C(): return 1
-        print(f())
-    """,
     "generator": """
         def g(): yield 1
         print(list(g()))

@@ -20,6 +20,7 @@ EXECUTOR_NAMES = ("strict", "stock")
 _DEFAULT_IMPORTS = (
     "abc",
     "bisect",
+    "collections.abc",
     "copy",
     "dataclasses",
     "decimal",

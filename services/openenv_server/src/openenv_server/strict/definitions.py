@@ -167,6 +167,8 @@ class _RenameClassNames(ast.NodeTransformer):
         return node
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+        node.args.defaults = [self.visit(default) for default in node.args.defaults]
+        node.args.kw_defaults = [d and self.visit(d) for d in node.args.kw_defaults]
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:

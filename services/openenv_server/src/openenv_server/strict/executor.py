@@ -14,9 +14,10 @@ from openenv_server.names import Names, StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
 from openenv_server.stock import exit_code_of, failed_line, is_from_code, timeout_text, too_long
+from openenv_server.strict.errors import as_python
 from openenv_server.strict.nodes import RefusedError
 from openenv_server.strict.rewrite import prepare
-from openenv_server.strict.runtime import as_python, builtin_tools, helpers
+from openenv_server.strict.runtime import builtin_tools, helpers
 
 __all__ = ["StrictExecutor"]
 

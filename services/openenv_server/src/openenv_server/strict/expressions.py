@@ -20,6 +20,9 @@ _NAMES = (
 # The interpreter calls no function by such a name; these give no way around its other bars.
 _CALLABLE = frozenset(f"__{name}__" for name in _NAMES.split())
 
+# What the interpreter calls; any other expression goes through a helper.
+_DIRECT = (ast.Call, ast.Lambda, ast.Attribute, ast.Name, ast.Subscript)
+
 
 def private_name(class_name: str, name: str) -> str:
     """Give the name that `__name` in a class body stands for."""
@@ -73,7 +76,17 @@ class Expressions(Scope):
         elif isinstance(node.func, ast.Attribute) and node.func.attr in _CALLABLE:
             node.args = [node.func.value, constant(node.func.attr), *node.args]
             node.func = load("call_method@")
+        elif not isinstance(
+            node.func, ast.Call | ast.Lambda | ast.Attribute | ast.Name | ast.Subscript
+        ):
+            node.func = call("same", node.func)
         self.generic_visit(node)
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.UAdd):  # the interpreter gives the operand back, whatever it is
+            return ast.copy_location(call("pos", node.operand), node)
         return node
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:

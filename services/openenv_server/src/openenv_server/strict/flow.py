@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
 
 from openenv_server.strict.expressions import Expressions
-from openenv_server.strict.nodes import RefusedError, assign, call, constant, forget, load
+from openenv_server.strict.nodes import assign, call, constant, forget, load
 from openenv_server.strict.shims import SHIMS
 
 __all__ = ["Flow"]
@@ -24,6 +23,10 @@ class Flow(Expressions):
             if alias.name in SHIMS:
                 done.append(assign(alias.asname or alias.name, load(f"{alias.name}@")))
             else:
+                if alias.asname is None and "." in alias.name:  # binds the outermost package
+                    hidden = self.hidden("import")
+                    done.append(ast.Import(names=[ast.alias(name=alias.name, asname=hidden)]))
+                    alias = ast.alias(name=alias.name.partition(".")[0])
                 done.append(ast.Import(names=[alias]))
         return done
 
@@ -143,11 +146,19 @@ class Flow(Expressions):
         return node
 
     def visit_With(self, node: ast.With) -> ast.stmt:
-        for inner in _leaves(node.body):
-            raise RefusedError(
-                inner, "leaving a `with` block by return, break or continue: end the block first"
-            )
-        self.generic_visit(node)
+        first, *others = node.items
+        if others:  # the interpreter does not leave the first when entering the second fails
+            inner = ast.With(items=others, body=node.body)
+            node.body = [ast.copy_location(inner, node)]
+        node.items = [first]
+        first.context_expr = call("context", self.visit(first.context_expr))
+        if first.optional_vars is not None and not isinstance(first.optional_vars, ast.Name):
+            entered = self.hidden("entered")
+            node.body.insert(0, ast.Assign(targets=[first.optional_vars], value=load(entered)))
+            first.optional_vars = ast.Name(id=entered, ctx=ast.Store())
+        elif first.optional_vars is not None:
+            self.check_binding(node, first.optional_vars.id)
+        node.body = self.block(node.body)
         return node
 
     def visit_If(self, node: ast.If) -> ast.stmt:
@@ -155,16 +166,3 @@ class Flow(Expressions):
         node.body = self.block(node.body)
         node.orelse = self.block(node.orelse)
         return node
-
-
-def _leaves(body: Iterable[ast.AST], *, in_loop: bool = False) -> Iterator[ast.AST]:
-    """Find the statements that leave a block."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.Return) or (
-            isinstance(node, ast.Break | ast.Continue) and not in_loop
-        ):
-            yield node
-        looping = in_loop or isinstance(node, ast.For | ast.While)
-        yield from _leaves(ast.iter_child_nodes(node), in_loop=looping)

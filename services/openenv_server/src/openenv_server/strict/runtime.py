@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import builtins
 import functools
-import inspect
-import re
-import sys
+import operator
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from openenv_server.interpreter import BASE_PYTHON_TOOLS, CONTROL_FLOW, InterpreterError
 from openenv_server.names import Names, Printed
+from openenv_server.strict.binding import make_function
+from openenv_server.strict.errors import as_python
 from openenv_server.strict.shims import CarriedError, end_program, make_shims
 
-__all__ = ["as_python", "builtin_tools", "helpers"]
+__all__ = ["builtin_tools", "helpers"]
 
 _NEW_BUILTINS = (
     "ascii bin bytearray bytes classmethod delattr format frozenset hash hex id object oct "
@@ -39,7 +39,7 @@ def helpers(names: Names, seed: int | None) -> dict[str, Any]:
     tools: dict[str, Any] = {
         "print": functools.partial(_print, names.printed),
         "super": super,
-        "function": _function,
+        "function": make_function,
         "class": _class,
         "special": _special,
         "getattr": getattr,
@@ -54,54 +54,15 @@ def helpers(names: Names, seed: int | None) -> dict[str, Any]:
         "spread": _spread,
         "unpack": _unpack,
         "call_method": _call_method,
+        "context": _Context,
+        "pos": operator.pos,
+        "same": _same,
         "handles": _Handles,
         "caught": as_python,
         "raising": _raising,
     }
     tools |= make_shims(names, seed)
     return {f"{name}@": value for name, value in tools.items()}
-
-
-def as_python(error: BaseException) -> BaseException:
-    """Give the exception CPython would have raised where the interpreter raises its own.
-
-    An `InterpreterError` in the result is a thing the interpreter cannot do.
-    """
-    if isinstance(error, CarriedError):
-        return error.original
-    if not isinstance(error, InterpreterError):
-        return error
-    if isinstance(error.__cause__, KeyError | IndexError | TypeError):
-        return error.__cause__
-    text = str(error)
-    if text.startswith("Cannot delete index/key") and error.__context__ is not None:
-        return error.__context__
-    for pattern, kind, message in _TRANSLATIONS:
-        found = re.match(pattern, text, re.DOTALL)
-        if found and not _is_there_in_python(kind, found.group(1)):
-            return kind(message.format(*found.groups()))
-    return error
-
-
-def _is_there_in_python(kind: type[Exception], name: str) -> bool:
-    """Tell what CPython has and this interpreter does not: no code may mistake that for absence."""
-    if kind is NameError:
-        return hasattr(builtins, name)
-    if kind is ImportError:
-        return name.partition(".")[0] in sys.stdlib_module_names
-    return False
-
-
-_TRANSLATIONS: tuple[tuple[str, type[Exception], str], ...] = (
-    (r"The variable `(.*)` is not defined", NameError, "name '{0}' is not defined"),
-    (r"Forbidden function evaluation: '(.*?)'", NameError, "name '{0}' is not defined"),
-    (r"Cannot delete name '(.*?)'", NameError, "name '{0}' is not defined"),
-    (r"Object .* has no attribute (\w+)$", AttributeError, "the object has no attribute '{0}'"),
-    (r"Cannot (unpack) tuple of wrong size", ValueError, "wrong number of values to unpack"),
-    (r"Import of (\S+) is not allowed", ImportError, "{0} cannot be imported here"),
-    (r"Import from (\S+) is not allowed", ImportError, "{0} cannot be imported here"),
-    (r"Module (\S+) has no attribute (\S+)", ImportError, "cannot import name '{1}' from '{0}'"),
-)
 
 
 class _Handles:
@@ -115,6 +76,36 @@ class _Handles:
             return False
         error = as_python(error)
         return not isinstance(error, InterpreterError) and isinstance(error, self._kind)
+
+
+class _Context:
+    """A context manager as CPython would use it: leaving by `return` is no exception."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        kind = cast("Any", type(real))
+        if not hasattr(kind, "__enter__") or not hasattr(kind, "__exit__"):
+            raise TypeError(
+                f"'{kind.__name__}' object does not support the context manager protocol"
+            )
+
+    def __enter__(self) -> Any:
+        return self._real.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> bool:
+        if error is None or isinstance(error, CONTROL_FLOW):
+            self._real.__exit__(None, None, None)
+            return False
+        error = as_python(error)
+        if isinstance(error, InterpreterError):  # nothing of the code may swallow it
+            return False
+        return bool(self._real.__exit__(type(error), error, trace))
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _raising(value: Any) -> Any:
@@ -137,38 +128,6 @@ def _print(
         raise TypeError("print: this interpreter has no other file to print to")
     text = (" " if sep is None else sep).join(map(str, values))
     printed += text + ("\n" if end is None else end)
-
-
-def _function(
-    called: tuple[str, str, str | None], signature: inspect.Signature, raw: Any, *defaults: Any
-) -> Any:
-    """Put argument binding as in CPython before a function of the interpreter."""
-    name, qualified, doc = called
-    parameters = signature.parameters.values()
-    with_default = [p.name for p in parameters if p.default is not p.empty]
-    filled: dict[str, Any] = dict(zip(with_default, defaults, strict=True))
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            filled[parameter.name] = ()
-    var_keyword = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-    order = tuple(signature.parameters)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            bound = signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise TypeError(f"{name}() {error}") from None
-        values = filled | bound
-        if var_keyword is not None:
-            values.setdefault(var_keyword, {})
-        return raw(*[values[parameter] for parameter in order])
-
-    # The interpreter refuses to call a function by a name like `__len__`.
-    call.__name__ = f"{name}@" if name.startswith("__") else name
-    call.__qualname__ = qualified
-    call.__module__ = "__main__"
-    call.__doc__ = doc
-    return call
 
 
 def _class(

@@ -19,9 +19,10 @@ from openenv_server.names import Names
 __all__ = ["SHIMS", "CarriedError", "end_program", "make_shims"]
 
 _TYPING = (
-    "Any Callable ClassVar Collection Deque DefaultDict Dict Final FrozenSet Generic Hashable "
-    "Iterable Iterator List Literal Mapping MutableMapping MutableSequence NoReturn Optional "
-    "Sequence Set Sized Tuple Type TypeVar Union"
+    "Any Callable ClassVar Collection Container Counter DefaultDict Deque Dict Final FrozenSet "
+    "Generic Hashable Iterable Iterator List Literal Mapping MutableMapping MutableSequence "
+    "MutableSet NamedTuple NoReturn Optional OrderedDict Protocol Reversible Self Sequence Set "
+    "Sized Tuple Type TypeVar TYPE_CHECKING Union cast overload runtime_checkable"
 )
 
 SHIMS = ("operator", "queue", "random", "string", "sys", "time", "typing")
