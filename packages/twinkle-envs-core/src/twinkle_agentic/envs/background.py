@@ -18,6 +18,7 @@ __all__ = ["background_loop", "run_sync"]
 
 T = TypeVar("T")
 
+_SIGNAL_CHECK_S = 0.5
 _CLEAN_UP_S = 5.0  # how long an interrupted call waits for its coroutine to clean up
 
 _lock = threading.Lock()
@@ -63,7 +64,9 @@ def run_sync(work: Coroutine[Any, Any, T], *, clean_up_s: float | None = None) -
     call = _Call(work)
     try:
         loop.call_soon_threadsafe(call.start, loop)
-        call.ended.wait()
+        # In slices: a signal that arrives on the way into an endless wait would never be acted on.
+        while not call.ended.wait(_SIGNAL_CHECK_S):
+            pass
     except BaseException:  # interrupted while waiting: let the coroutine close what it opened
         loop.call_soon_threadsafe(call.cancel)
         call.ended.wait(_CLEAN_UP_S if clean_up_s is None else clean_up_s)
