@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from twinkle_agentic.protocol import SamplingParams
 from twinkle_agentic.protocol.request import Conversation, request_body
 

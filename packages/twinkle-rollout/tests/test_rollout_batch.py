@@ -349,7 +349,7 @@ def test_a_call_on_the_background_loop_is_refused(api: Any, echo: ToolManager) -
         APIMultiTurnRollout(api("answer"), echo)(prompts(1))
 
     future = asyncio.run_coroutine_threadsafe(inside(), background_loop())
-    with pytest.raises(RuntimeError, match="await arun"):
+    with pytest.raises(RuntimeError, match="await its async twin"):
         future.result(10)
 
 

@@ -6,12 +6,11 @@ import asyncio
 import inspect
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.asking import Ask
 from twinkle_agentic.rollout.base import Rollout
@@ -26,6 +25,7 @@ __all__ = ["APIMultiTurnRollout"]
 
 logger = logging.getLogger(__name__)
 
+_CANCELLATION_S = 10.0  # for what is under way when Ctrl-C comes, before the envs are closed
 _OVERRIDES = (
     "sampling_params",
     "tool_manager",
@@ -205,23 +205,10 @@ class APIMultiTurnRollout(Rollout):
         Raises:
             RuntimeError: Called on the background loop of the adapters; await `arun` there.
         """
-        loop = background_loop()
-        try:
-            inside = asyncio.get_running_loop() is loop
-        except RuntimeError:
-            inside = False
-        if inside:
-            raise RuntimeError("the rollout was called on the background loop: await arun instead")
-        ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(
-            _announced(self.arun(trajectories, **kwargs), ended), loop
+        return run_sync(
+            self.arun(trajectories, **kwargs),
+            clean_up_s=self.limits.close_timeout_s + _CANCELLATION_S,
         )
-        try:
-            return future.result()
-        except BaseException:
-            if future.cancel():  # interrupted while waiting: the envs are closed first
-                ended.wait(self.limits.close_timeout_s + 10.0)
-            raise
 
     async def arun(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[Trajectory]:
         """Roll out every trajectory on the running event loop.
@@ -319,13 +306,6 @@ async def _all(tasks: list[asyncio.Task[dict[str, Any]]]) -> list[dict[str, Any]
         await asyncio.wait(tasks)
         raise
     return [task.result() for task in tasks]
-
-
-async def _announced(work: Any, ended: threading.Event) -> Any:
-    try:
-        return await work
-    finally:
-        ended.set()
 
 
 async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -> None:
