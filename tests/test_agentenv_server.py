@@ -47,7 +47,8 @@ def make_env(sandbox_server: ServerProcess) -> Iterator[EnvMaker]:
     made: list[AgentEnv] = []
 
     def make(**arguments: Any) -> AgentEnv:
-        made.append(AgentEnv(**{"template": "base", "api_url": sandbox_server.url, **arguments}))
+        given: dict[str, Any] = {"template": "base", "api_url": sandbox_server.url}
+        made.append(AgentEnv(**{**given, **arguments}))
         return made[-1]
 
     yield make

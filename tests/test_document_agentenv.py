@@ -92,7 +92,7 @@ def test_the_registration_block(sandbox_server: ServerProcess) -> None:
 
     with AgentEnv(template="base", api_url=sandbox_server.url) as env:
         exec(TOOLS, {"env": env, "submit_schema": SUBMIT})
-        assert [info["function"]["name"] for info in env.tools()] == [
+        assert [info.get("function", {}).get("name") for info in env.tools()] == [
             "run_command",
             "write_file",
             "read_file",
@@ -108,7 +108,7 @@ def test_the_registration_block(sandbox_server: ServerProcess) -> None:
         manager = ToolManager(EnvTool.from_env(env))
         call = {"function": {"name": "submit_solution", "arguments": '{"code": "x = 1"}'}}
         assert manager(call) == "Solution submitted."
-        assert env.submitted_code == "x = 1"  # pyright: ignore[reportAttributeAccessIssue]
+        assert vars(env)["submitted_code"] == "x = 1"
 
 
 def test_the_table_of_arguments(sandbox_server: ServerProcess) -> None:

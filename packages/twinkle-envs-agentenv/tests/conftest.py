@@ -40,7 +40,7 @@ class Fault:
     path: str
     status: int = 500
     body: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict[str, str])
     times: int = 1
     act: str = "answer"  # answer | hang | drop | late (do it, then answer with the fault)
     seen: int = 0
@@ -54,7 +54,9 @@ class FakeSandbox:
     key: str
     ends_at: float
     state: str = "running"
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(
+        default_factory=lambda: list[subprocess.Popen[bytes]]()
+    )
 
     def info(self) -> dict[str, Any]:
         return {
@@ -296,7 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
             sandbox.ends_at = time.monotonic() + body["timeout"]
             self.answer(204, b"")
         elif action == "fork":
-            made = []
+            made: list[Any] = []
             for _ in range(body.get("count", 1)):
                 child = self.create({**sandbox.body})
                 shutil.copytree(sandbox.root, child.root, dirs_exist_ok=True)
@@ -451,9 +453,8 @@ def make_env(
     made: list[Any] = []
 
     def make(**arguments: Any) -> Any:
-        env = AgentEnv(
-            **{"template": "base", "api_url": server.url, "request_timeout": 5.0, **arguments}
-        )
+        given: dict[str, Any] = {"template": "base", "api_url": server.url, "request_timeout": 5.0}
+        env = AgentEnv(**{**given, **arguments})
         made.append(env)
         return env
 

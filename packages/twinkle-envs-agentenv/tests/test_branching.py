@@ -1,5 +1,11 @@
 """Forks and snapshots."""
 
+# The fixtures of conftest.py have no type that a test could import.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from typing import Any
+
 import pytest
 
 from twinkle_agentic.envs.errors import SandboxError, SandboxLostError, SandboxUnavailableError
@@ -8,14 +14,14 @@ FORK = ("POST", "/sandboxes/.*/fork")
 
 
 @pytest.fixture
-def env(make_env):
+def env(make_env: Any) -> Any:
     made = make_env(setup_commands=["echo prepared"])
     made.reset()
     made.write_file("/state", b"shared")
     return made
 
 
-def test_forks_start_as_copies_and_go_their_own_ways(server, env):
+def test_forks_start_as_copies_and_go_their_own_ways(server: Any, env: Any) -> None:
     twins = env.fork(3)
     assert len({env.sandbox_id, *(twin.sandbox_id for twin in twins)}) == 4
     twins[0].write_file("/state", b"changed")
@@ -26,7 +32,9 @@ def test_forks_start_as_copies_and_go_their_own_ways(server, env):
     assert list(server.sandboxes) == [env.sandbox_id]
 
 
-def test_the_first_reset_of_a_fork_keeps_it_and_a_later_one_starts_anew(server, env):
+def test_the_first_reset_of_a_fork_keeps_it_and_a_later_one_starts_anew(
+    server: Any, env: Any
+) -> None:
     (twin,) = env.fork()
     forked = twin.sandbox_id
     assert twin.reset().observation == "prepared"
@@ -38,7 +46,7 @@ def test_the_first_reset_of_a_fork_keeps_it_and_a_later_one_starts_anew(server, 
     twin.close()
 
 
-def test_tools_are_taken_over(env):
+def test_tools_are_taken_over(env: Any) -> None:
     info = {"type": "function", "function": {"name": "t"}}
     env.register_tool(info, lambda e, a: e.sandbox_id)
     (twin,) = env.fork()
@@ -48,27 +56,27 @@ def test_tools_are_taken_over(env):
     twin.close()
 
 
-def test_many_forks_take_several_requests(server, env):
+def test_many_forks_take_several_requests(server: Any, env: Any) -> None:
     twins = env.fork(20)
     assert [body["count"] for body in server.bodies(*FORK)] == [16, 4]
     for twin in twins:
         twin.close()
 
 
-def test_all_or_none(server, env):
+def test_all_or_none(server: Any, env: Any) -> None:
     server.fault(*FORK, status=500, body="broken", times=9)
     with pytest.raises(SandboxUnavailableError, match="broken"):
         env.fork(2)
     assert list(server.sandboxes) == [env.sandbox_id]
 
 
-def test_room_is_waited_for(server, env):
+def test_room_is_waited_for(server: Any, env: Any) -> None:
     server.fault(*FORK, status=503, body="busy", times=1)
     (twin,) = env.fork()
     twin.close()
 
 
-def test_a_dead_fork_is_not_handed_over(server, env):
+def test_a_dead_fork_is_not_handed_over(server: Any, env: Any) -> None:
     (twin,) = env.fork()
     server.kill_sandbox(twin.sandbox_id)
     with pytest.raises(SandboxLostError, match="is lost"):
@@ -77,14 +85,14 @@ def test_a_dead_fork_is_not_handed_over(server, env):
     twin.close()
 
 
-def test_forking_nothing(make_env, env):
+def test_forking_nothing(make_env: Any, env: Any) -> None:
     with pytest.raises(SandboxError, match="call reset"):
         make_env().fork()
     with pytest.raises(ValueError, match="n >= 1"):
         env.fork(0)
 
 
-def test_snapshots(server, env):
+def test_snapshots(server: Any, env: Any) -> None:
     snapshot_id = env.snapshot("my-state")
     assert snapshot_id == "snap-1"
     assert env.delete_snapshot(snapshot_id) is True

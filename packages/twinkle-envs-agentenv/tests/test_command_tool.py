@@ -1,9 +1,11 @@
 import subprocess
+from typing import Any
 
 import pytest
 
 from twinkle_agentic.envs.agentenv.command_tool import CommandTemplate
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
+from twinkle_agentic.tools.types import ToolInfo
 
 NASTY = [
     "plain",
@@ -27,7 +29,7 @@ NASTY = [
 ]
 
 
-def tool(*names, **schemas):
+def tool(*names: Any, **schemas: Any) -> Any:
     properties = {name: {"type": "string"} for name in names} | schemas
     return {
         "type": "function",
@@ -38,7 +40,7 @@ def tool(*names, **schemas):
     }
 
 
-def bash(command):
+def bash(command: Any) -> Any:
     return subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True).stdout
 
 
@@ -59,45 +61,45 @@ def bash(command):
         'printf "%s" "it\'s" >/dev/null; printf %s {x}',
     ],
 )
-def test_values_arrive_verbatim(template, value):
+def test_values_arrive_verbatim(template: Any, value: Any) -> None:
     command = CommandTemplate.parse(template, tool("x")).fill({"x": value})
     assert bash(command).removesuffix("\n") == value
 
 
-def test_a_list_becomes_one_word_per_item():
+def test_a_list_becomes_one_word_per_item() -> None:
     template = CommandTemplate.parse("printf '<%s>' {x}", tool(x={"type": "array"}))
     assert bash(template.fill({"x": ["a b", "c;d", 3]})) == "<a b><c;d><3>"
 
 
-def test_values_that_are_no_text_are_as_json_writes_them():
+def test_values_that_are_no_text_are_as_json_writes_them() -> None:
     template = CommandTemplate.parse("printf '%s ' {a} {b} {c}", tool("a", "b", "c"))
     assert bash(template.fill({"a": True, "b": 1.5, "c": {"k": "v"}})) == 'true 1.5 {"k": "v"} '
 
 
-def test_quote_false_puts_values_in_as_they_are():
+def test_quote_false_puts_values_in_as_they_are() -> None:
     template = CommandTemplate.parse("echo {x}", tool("x"), quote=False)
     assert template.fill({"x": "a; b"}) == "echo a; b"
 
 
-def test_literal_braces_are_doubled():
+def test_literal_braces_are_doubled() -> None:
     template = CommandTemplate.parse("awk '{{print $1}}' {x}", tool("x"))
     assert template.fill({"x": "f"}) == "awk '{print $1}' f"
 
 
-def test_a_default_of_the_schema_fills_in():
+def test_a_default_of_the_schema_fills_in() -> None:
     template = CommandTemplate.parse("echo {x}", tool(x={"type": "string", "default": "d e"}))
     assert template.fill({}) == "echo 'd e'"
     assert template.fill({"x": "z"}) == "echo z"
 
 
-def test_a_format_is_applied():
+def test_a_format_is_applied() -> None:
     template = CommandTemplate.parse("echo {n:03d}", tool(n={"type": "integer"}))
     assert template.fill({"n": 7}) == "echo 007"
     with pytest.raises(ToolFaultError, match="'n' is 'x', which does not fit the format '03d'"):
         template.fill({"n": "x"})
 
 
-def test_a_missing_argument_is_named():
+def test_a_missing_argument_is_named() -> None:
     template = CommandTemplate.parse("echo {x}", tool("x"))
     with pytest.raises(ToolFaultError, match="missing argument 'x'"):
         template.fill({})
@@ -127,16 +129,16 @@ def test_a_missing_argument_is_named():
         ('echo "$(case a in a) echo {x};; esac)"', "case statement"),
     ],
 )
-def test_a_faulty_template_is_refused_at_registration(template, words):
+def test_a_faulty_template_is_refused_at_registration(template: Any, words: Any) -> None:
     with pytest.raises(ValueError, match=words):
         CommandTemplate.parse(template, tool("x"))
 
 
-def test_a_tool_without_properties_may_use_any_name():
-    info = {"type": "function", "function": {"name": "t"}}
+def test_a_tool_without_properties_may_use_any_name() -> None:
+    info: ToolInfo = {"type": "function", "function": {"name": "t"}}
     assert CommandTemplate.parse("echo {x}", info).fill({"x": 1}) == "echo 1"
 
 
-def test_a_here_string_is_no_here_document():
+def test_a_here_string_is_no_here_document() -> None:
     template = CommandTemplate.parse("cat <<< {x}", tool("x"))
     assert bash(template.fill({"x": "a; b"})) == "a; b\n"

@@ -6,10 +6,10 @@ from twinkle_agentic.envs.agentenv.gate import CreateGate, gate_of
 from twinkle_agentic.envs.errors import SandboxUnavailableError
 
 
-def test_no_more_pass_than_the_limit():
+def test_no_more_pass_than_the_limit() -> None:
     gate, barrier = CreateGate(), threading.Barrier(8)
 
-    def work():
+    def work() -> None:
         barrier.wait(5)
         for _ in range(50):
             with gate.pass_through(3, timeout_s=10):
@@ -24,7 +24,7 @@ def test_no_more_pass_than_the_limit():
     assert 1 <= gate.most <= 3
 
 
-def test_waiting_is_bounded_and_leaves_nothing():
+def test_waiting_is_bounded_and_leaves_nothing() -> None:
     gate = CreateGate()
     with gate.pass_through(1, timeout_s=1):
         with (
@@ -39,13 +39,13 @@ def test_waiting_is_bounded_and_leaves_nothing():
     assert gate.running == 0
 
 
-def test_a_failing_body_frees_its_place():
+def test_a_failing_body_frees_its_place() -> None:
     gate = CreateGate()
     with pytest.raises(KeyError), gate.pass_through(1, timeout_s=1):
         raise KeyError
     assert gate.running == 0
 
 
-def test_one_gate_per_server():
+def test_one_gate_per_server() -> None:
     assert gate_of("http://a") is gate_of("http://a")
     assert gate_of("http://a") is not gate_of("http://b")

@@ -1,6 +1,7 @@
 """The time a sandbox has."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -8,15 +9,15 @@ CONNECT = ("POST", "/v2/sandboxes/.*/connect")
 SET_TIMEOUT = ("POST", "/sandboxes/.*/timeout")
 
 
-def asked(server):
+def asked(server: Any) -> Any:
     return [body["timeout"] for body in server.bodies(*CONNECT)]
 
 
-def left(server, env):
+def left(server: Any, env: Any) -> Any:
     return server.sandboxes[env.sandbox_id].ends_at - time.monotonic()
 
 
-def test_a_step_starts_the_idle_time_anew(server, make_env):
+def test_a_step_starts_the_idle_time_anew(server: Any, make_env: Any) -> None:
     env = make_env(sandbox_timeout=2, command_timeout=1)
     env.reset()
     lease = env._hold.lease
@@ -27,7 +28,7 @@ def test_a_step_starts_the_idle_time_anew(server, make_env):
     assert asked(server) == [2], "hardly any of it had been used"
 
 
-def test_a_long_lease_is_never_shortened(server, make_env):
+def test_a_long_lease_is_never_shortened(server: Any, make_env: Any) -> None:
     env = make_env(sandbox_timeout=60, command_timeout=1)
     env.reset()
     env.sandbox.set_timeout(5_000)
@@ -38,7 +39,7 @@ def test_a_long_lease_is_never_shortened(server, make_env):
     assert server.count(*SET_TIMEOUT) == 1, "only the one made by this test"
 
 
-def test_the_lease_outlasts_the_command(server, make_env):
+def test_the_lease_outlasts_the_command(server: Any, make_env: Any) -> None:
     env = make_env(sandbox_timeout=20, command_timeout=300)
     env.reset()
     env.step("run_command", {"command": "true"})
@@ -48,7 +49,7 @@ def test_the_lease_outlasts_the_command(server, make_env):
     assert asked(server) == [330, 1_030]
 
 
-def test_a_default_step_costs_one_request(server, make_env):
+def test_a_default_step_costs_one_request(server: Any, make_env: Any) -> None:
     env = make_env()
     env.reset()
     before = len(server.requests)
@@ -56,7 +57,7 @@ def test_a_default_step_costs_one_request(server, make_env):
     assert len(server.requests) == before + 1
 
 
-def test_no_refresh_when_switched_off(server, make_env):
+def test_no_refresh_when_switched_off(server: Any, make_env: Any) -> None:
     env = make_env(sandbox_timeout=20, command_timeout=300, refresh_timeout=False)
     env.reset()
     env._hold.lease._ends_at -= 19
@@ -67,7 +68,7 @@ def test_no_refresh_when_switched_off(server, make_env):
 @pytest.mark.parametrize(
     ("status", "body"), [(500, "broken"), (404, "not found"), (503, "busy"), (401, "")]
 )
-def test_a_failed_refresh_is_visible(server, make_env, status, body):
+def test_a_failed_refresh_is_visible(server: Any, make_env: Any, status: Any, body: Any) -> None:
     env = make_env(sandbox_timeout=20, command_timeout=1)
     env.reset()
     server.fault(*CONNECT, status=status, body=body, times=99)
@@ -80,7 +81,7 @@ def test_a_failed_refresh_is_visible(server, make_env, status, body):
     assert (result.error, result.done) == (None, False)
 
 
-def test_the_refresh_follows_a_failing_step_too(server, make_env):
+def test_the_refresh_follows_a_failing_step_too(server: Any, make_env: Any) -> None:
     env = make_env(sandbox_timeout=20, command_timeout=1)
     env.reset()
     env._hold.lease._ends_at -= 10

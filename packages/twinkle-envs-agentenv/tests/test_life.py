@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,14 @@ from twinkle_agentic.envs.agentenv.lease import live_leases
 DELETE = ("DELETE", "/sandboxes/.*")
 
 
-def until(condition, timeout_s=10.0):
+def until(condition: Any, timeout_s: Any = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         threading.Event().wait(0.01)
 
 
-def client(server, code, **popen):
+def client(server: Any, code: Any, **popen: Any) -> Any:
     """Start a trainer of its own; `env` is an AgentEnv in it."""
     prelude = (
         "import os, sys, threading, time\n"
@@ -39,7 +40,7 @@ def client(server, code, **popen):
     )
 
 
-def test_reset_and_close_kill(server, make_env):
+def test_reset_and_close_kill(server: Any, make_env: Any) -> None:
     env = make_env()
     env.reset()
     first = env.sandbox_id
@@ -50,14 +51,14 @@ def test_reset_and_close_kill(server, make_env):
     assert live_leases() == []
 
 
-def test_a_context_manager_kills_after_an_exception(server, make_env):
+def test_a_context_manager_kills_after_an_exception(server: Any, make_env: Any) -> None:
     with pytest.raises(KeyError), make_env() as env:
         env.reset()
         raise KeyError
     assert server.sandboxes == {}
 
 
-def test_a_kill_that_fails_is_tried_again_at_exit(server, make_env):
+def test_a_kill_that_fails_is_tried_again_at_exit(server: Any, make_env: Any) -> None:
     from twinkle_agentic.envs.agentenv.lease import kill_all
 
     env = make_env()
@@ -71,7 +72,7 @@ def test_a_kill_that_fails_is_tried_again_at_exit(server, make_env):
     assert live_leases() == []
 
 
-def test_kill_all_tells_what_it_could_not_kill(server, make_env):
+def test_kill_all_tells_what_it_could_not_kill(server: Any, make_env: Any) -> None:
     from twinkle_agentic.envs.agentenv.lease import kill_all
 
     env = make_env()
@@ -81,7 +82,7 @@ def test_kill_all_tells_what_it_could_not_kill(server, make_env):
     assert kill_all() == [sandbox_id]
 
 
-def test_a_garbage_env_lets_go_of_its_sandbox(server, make_env):
+def test_a_garbage_env_lets_go_of_its_sandbox(server: Any, make_env: Any) -> None:
     from twinkle_agentic.envs.agentenv import AgentEnv
 
     env = AgentEnv(template="base", api_url=server.url)
@@ -91,7 +92,7 @@ def test_a_garbage_env_lets_go_of_its_sandbox(server, make_env):
     until(lambda: server.sandboxes == {})
 
 
-def test_interpreter_exit_kills_all(server):
+def test_interpreter_exit_kills_all(server: Any) -> None:
     trainer = client(
         server,
         "envs = [make() for _ in range(5)]\n"
@@ -104,14 +105,14 @@ def test_interpreter_exit_kills_all(server):
     assert server.sandboxes == {}
 
 
-def test_an_uncaught_exception_kills_all(server):
+def test_an_uncaught_exception_kills_all(server: Any) -> None:
     trainer = client(server, "env.reset()\nraise SystemExit(3)")
     trainer.communicate(timeout=60)
     assert trainer.returncode == 3
     assert server.sandboxes == {}
 
 
-def test_ctrl_c_during_a_command_kills(server):
+def test_ctrl_c_during_a_command_kills(server: Any) -> None:
     trainer = client(
         server,
         "env.reset()\n"
@@ -127,7 +128,7 @@ def test_ctrl_c_during_a_command_kills(server):
     assert server.sandboxes == {}
 
 
-def test_ctrl_c_ends_the_wait_for_a_synchronous_command(server):
+def test_ctrl_c_ends_the_wait_for_a_synchronous_command(server: Any) -> None:
     trainer = client(
         server,
         "env.reset()\n"
@@ -144,7 +145,7 @@ def test_ctrl_c_ends_the_wait_for_a_synchronous_command(server):
 
 
 @pytest.mark.parametrize("how", ["env.reset()", "import asyncio; asyncio.run(env.areset())"])
-def test_ctrl_c_during_a_creation_that_succeeds_later(server, how):
+def test_ctrl_c_during_a_creation_that_succeeds_later(server: Any, how: Any) -> None:
     server.create_delay_s = 2.0
     trainer = client(server, how + "\n")
     until(lambda: server.count("POST", "/v2/sandboxes") == 1, 60)
@@ -155,7 +156,7 @@ def test_ctrl_c_during_a_creation_that_succeeds_later(server, how):
     assert server.sandboxes == {}
 
 
-def test_ctrl_c_during_setup(server):
+def test_ctrl_c_during_setup(server: Any) -> None:
     trainer = client(server, "make(setup_commands=['sleep 60']).reset()\n")
     until(lambda: server.count("POST", "/process.Process/Start") == 1, 60)
     trainer.send_signal(signal.SIGINT)
@@ -164,7 +165,7 @@ def test_ctrl_c_during_setup(server):
     assert server.sandboxes == {}
 
 
-def test_nothing_is_created_once_the_interpreter_exits(server):
+def test_nothing_is_created_once_the_interpreter_exits(server: Any) -> None:
     server.fault("POST", "/v2/sandboxes", status=503, body="busy", times=99)
     trainer = client(
         server,
@@ -176,7 +177,7 @@ def test_nothing_is_created_once_the_interpreter_exits(server):
     assert server.sandboxes == {}
 
 
-def test_ctrl_c_during_creation_leaves_nothing(server):
+def test_ctrl_c_during_creation_leaves_nothing(server: Any) -> None:
     server.create_delay_s = 1.0
     trainer = client(server, "env.reset()\n")
     until(lambda: server.count("POST", "/v2/sandboxes") == 1, 60)
@@ -187,7 +188,7 @@ def test_ctrl_c_during_creation_leaves_nothing(server):
     assert server.sandboxes == {}
 
 
-def test_a_forked_child_does_not_kill_its_parent_s_sandboxes(server):
+def test_a_forked_child_does_not_kill_its_parent_s_sandboxes(server: Any) -> None:
     trainer = client(
         server,
         "env.reset()\n"
@@ -202,10 +203,10 @@ def test_a_forked_child_does_not_kill_its_parent_s_sandboxes(server):
     assert server.sandboxes == {}
 
 
-def test_descriptors_stay_flat(server, make_env):
+def test_descriptors_stay_flat(server: Any, make_env: Any) -> Any:
     env = make_env()
 
-    def rounds(n):
+    def rounds(n: Any) -> Any:
         for _ in range(n):
             env.reset()
             env.step("run_command", {"command": "true"})

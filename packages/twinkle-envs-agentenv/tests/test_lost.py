@@ -1,7 +1,12 @@
 """Sandboxes that go, and servers that answer strangely about them."""
 
+# The fixtures of conftest.py have no type that a test could import.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -13,7 +18,7 @@ FILES = "/files"
 
 
 @pytest.fixture
-def env(make_env):
+def env(make_env: Any) -> Any:
     made = make_env(command_timeout=10)
     made.reset()
     made.step("run_command", {"command": "true"})
@@ -27,7 +32,7 @@ ACTIONS = [
 ]
 
 
-def assert_lost(env, result):
+def assert_lost(env: Any, result: Any) -> None:
     assert result.done
     assert result.info["error_kind"] == "sandbox_lost"
     assert result.info["retryable"] is True
@@ -37,7 +42,9 @@ def assert_lost(env, result):
 
 
 @pytest.mark.parametrize(("tool", "arguments"), ACTIONS)
-def test_a_dead_sandbox_ends_the_episode_until_reset(server, env, tool, arguments):
+def test_a_dead_sandbox_ends_the_episode_until_reset(
+    server: Any, env: Any, tool: Any, arguments: Any
+) -> None:
     server.kill_sandbox(env.sandbox_id)
     assert_lost(env, env.step(tool, arguments))
     asked = len(server.requests)
@@ -70,7 +77,9 @@ def test_a_dead_sandbox_ends_the_episode_until_reset(server, env, tool, argument
         {"act": "drop"},
     ],
 )
-def test_whatever_is_raised_the_server_is_asked(server, env, tool, arguments, told, answer):
+def test_whatever_is_raised_the_server_is_asked(
+    server: Any, env: Any, tool: Any, arguments: Any, told: Any, answer: Any
+) -> None:
     sandbox = f"/sandboxes/{env.sandbox_id}"
     server.fault("GET", sandbox, **told, times=99)
     server.fault(*START, **answer, times=99)
@@ -80,7 +89,7 @@ def test_whatever_is_raised_the_server_is_asked(server, env, tool, arguments, to
     assert_lost(env, env.step(tool, arguments))
 
 
-def test_a_sandbox_killed_under_a_running_command(server, env):
+def test_a_sandbox_killed_under_a_running_command(server: Any, env: Any) -> None:
     begun = threading.Event()
     server.on_request = lambda method, path: begun.set() if (method, path) == START else None
     killer = threading.Thread(
@@ -94,14 +103,14 @@ def test_a_sandbox_killed_under_a_running_command(server, env):
     assert time.monotonic() - clock < 8
 
 
-def _wait_and_kill(server, sandbox_id):
+def _wait_and_kill(server: Any, sandbox_id: Any) -> None:
     deadline = time.monotonic() + 5
     while not any(p.poll() is None for p in server.sandboxes[sandbox_id].processes):
         assert time.monotonic() < deadline
     server.kill_sandbox(sandbox_id)
 
 
-def test_a_server_that_is_down_loses_its_sandboxes(server, env):
+def test_a_server_that_is_down_loses_its_sandboxes(server: Any, env: Any) -> None:
     lease = env._hold.lease
     server.stop()
     assert_lost(env, env.step("run_command", {"command": "true"}))
@@ -110,7 +119,7 @@ def test_a_server_that_is_down_loses_its_sandboxes(server, env):
     lease.forget()
 
 
-def test_a_sandbox_that_hangs_is_bounded_and_ends_the_episode(server, make_env):
+def test_a_sandbox_that_hangs_is_bounded_and_ends_the_episode(server: Any, make_env: Any) -> None:
     env = make_env(command_timeout=0.5, request_timeout=1)
     env.reset()
     env.step("run_command", {"command": "true"})
@@ -123,7 +132,7 @@ def test_a_sandbox_that_hangs_is_bounded_and_ends_the_episode(server, make_env):
     assert env.step("run_command", {"command": "true"}).info["error_kind"] == "timeout"
 
 
-def test_a_file_request_that_hangs_ends_the_episode(server, make_env):
+def test_a_file_request_that_hangs_ends_the_episode(server: Any, make_env: Any) -> None:
     env = make_env(request_timeout=0.7)
     env.reset()
     server.fault("GET", FILES, act="hang", times=99)
@@ -131,28 +140,28 @@ def test_a_file_request_that_hangs_ends_the_episode(server, make_env):
     assert (result.done, result.info["error_kind"]) == (True, "timeout")
 
 
-def test_a_missing_file_is_not_a_missing_sandbox(server, env):
+def test_a_missing_file_is_not_a_missing_sandbox(server: Any, env: Any) -> None:
     result = env.step("read_file", {"path": "/missing"})
     assert (result.done, result.info["error_kind"]) == (False, "tool")
 
 
-def test_a_paused_sandbox_that_does_not_resume_by_itself_is_resumed(server, env):
+def test_a_paused_sandbox_that_does_not_resume_by_itself_is_resumed(server: Any, env: Any) -> None:
     server.sandboxes[env.sandbox_id].state = "paused"
     assert env.step("run_command", {"command": "echo awake"}).observation == "awake"
     server.sandboxes[env.sandbox_id].state = "paused"
     assert env.step("write_file", {"path": "/a", "content": "x"}).error is None
 
 
-def test_a_paused_sandbox_that_cannot_be_resumed_is_lost(server, env):
+def test_a_paused_sandbox_that_cannot_be_resumed_is_lost(server: Any, env: Any) -> None:
     server.sandboxes[env.sandbox_id].state = "paused"
     server.fault("POST", ".*/connect", status=500, body="broken", times=99)
     assert_lost(env, env.step("run_command", {"command": "true"}))
 
 
-def test_a_connection_that_breaks_keeps_the_output_and_the_episode(server, env):
+def test_a_connection_that_breaks_keeps_the_output_and_the_episode(server: Any, env: Any) -> None:
     original = server.http.RequestHandlerClass.run
 
-    def breaking(handler, sandbox, body):
+    def breaking(handler: Any, sandbox: Any, body: Any) -> None:
         if "half" in body["process"]["args"][2]:
             handler.send_response(200)
             handler.send_header("content-type", "application/connect+json")
@@ -175,8 +184,8 @@ def test_a_connection_that_breaks_keeps_the_output_and_the_episode(server, env):
     assert env.step("run_command", {"command": "echo on"}).observation == "on"
 
 
-def test_a_stream_without_its_end_is_no_result(server, env):
-    def endless(handler, sandbox, body):
+def test_a_stream_without_its_end_is_no_result(server: Any, env: Any) -> None:
+    def endless(handler: Any, sandbox: Any, body: Any) -> None:
         handler.send_response(200)
         handler.send_header("content-type", "application/connect+json")
         handler.send_header("transfer-encoding", "chunked")
@@ -191,12 +200,12 @@ def test_a_stream_without_its_end_is_no_result(server, env):
     assert "exit_code" not in result.info
 
 
-def test_too_many_requests_are_waited_out(server, env):
+def test_too_many_requests_are_waited_out(server: Any, env: Any) -> None:
     server.fault(*START, status=429, body="slow down", times=2)
     assert env.step("run_command", {"command": "echo ok"}).observation == "ok"
 
 
-def test_a_handler_that_uses_the_sdk_on_a_dead_sandbox(server, env):
+def test_a_handler_that_uses_the_sdk_on_a_dead_sandbox(server: Any, env: Any) -> None:
     info = {"type": "function", "function": {"name": "t"}}
     env.register_tool(info, lambda e, a: e.sandbox.files.read("/x"))
     result = env.step("t", {})
@@ -205,8 +214,8 @@ def test_a_handler_that_uses_the_sdk_on_a_dead_sandbox(server, env):
     assert_lost(env, env.step("t", {}))
 
 
-def test_a_handler_that_swallows_the_loss_does_not_hide_it(server, env):
-    def swallow(env, arguments):
+def test_a_handler_that_swallows_the_loss_does_not_hide_it(server: Any, env: Any) -> Any:
+    def swallow(env: Any, arguments: Any) -> Any:
         try:
             return env.run_command({"command": "true"})
         except SandboxLostError:
@@ -218,7 +227,7 @@ def test_a_handler_that_swallows_the_loss_does_not_hide_it(server, env):
     assert_lost(env, env.step("t", {}))
 
 
-def test_exec_on_a_dead_sandbox_raises_and_is_remembered(server, env):
+def test_exec_on_a_dead_sandbox_raises_and_is_remembered(server: Any, env: Any) -> None:
     server.kill_sandbox(env.sandbox_id)
     with pytest.raises(SandboxLostError, match="is lost"):
         env.exec("true")

@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import pytest
 
@@ -7,7 +8,7 @@ from twinkle_agentic.tools.text import truncate_middle
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_clip_is_truncate_middle_in_pieces(seed):
+def test_clip_is_truncate_middle_in_pieces(seed: Any) -> None:
     chance = random.Random(seed)
     clip = Clip(max_chars := chance.randint(2, 40))
     text = ""
@@ -19,8 +20,8 @@ def test_clip_is_truncate_middle_in_pieces(seed):
     assert clip.cut == max(0, len(text) - max_chars)
 
 
-def test_clip_keeps_no_more_than_it_needs():
-    clip = Clip(1000)
+def test_clip_keeps_no_more_than_it_needs() -> None:
+    clip: Any = Clip(1000)
     for _ in range(10_000):
         clip.add("x" * 997)
     head, tail = clip.ends()
@@ -29,30 +30,32 @@ def test_clip_keeps_no_more_than_it_needs():
     assert clip.length == 9_970_000
 
 
-def render(stdout="", stderr="", exit_code=0, max_chars=200, **more):
+def render(
+    stdout: Any = "", stderr: Any = "", exit_code: Any = 0, max_chars: Any = 200, **more: Any
+) -> Any:
     out, err = stream_clip(max_chars), stream_clip(max_chars)
     out.add(stdout)
     err.add(stderr)
     return observation_of(out, err, exit_code=exit_code, max_chars=max_chars, **more)
 
 
-def test_stdout_alone_is_stripped_of_trailing_newlines():
+def test_stdout_alone_is_stripped_of_trailing_newlines() -> None:
     assert render("2\n\n") == "2"
 
 
-def test_parts_are_marked():
+def test_parts_are_marked() -> None:
     assert render("a\n", "b\n", 3) == "a\n[stderr]\nb\n[exit code 3]"
     assert render("", "b\n", 0) == "[stderr]\nb"
     assert render("", "\n", 1) == "[exit code 1]"
     assert render("a", exit_code=None, timed_out_after_s=1.5) == "a\n[killed: no end within 1.5 s]"
 
 
-def test_no_output_is_empty():
+def test_no_output_is_empty() -> None:
     assert render() == ""
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_rendering_is_that_of_the_whole_text(seed):
+def test_rendering_is_that_of_the_whole_text(seed: Any) -> None:
     chance = random.Random(seed)
     stdout = "".join(chance.choice("ab\n") for _ in range(chance.choice([0, 10, 190, 400, 5000])))
     stderr = "".join(chance.choice("cd\n") for _ in range(chance.choice([0, 10, 190, 400, 5000])))
@@ -61,10 +64,10 @@ def test_rendering_is_that_of_the_whole_text(seed):
     assert render(stdout, stderr) == truncate_middle("\n".join(parts), 200)
 
 
-def test_a_cut_stream_that_ends_in_newlines_still_says_what_is_missing():
+def test_a_cut_stream_that_ends_in_newlines_still_says_what_is_missing() -> None:
     text = render("x" * 1000 + "\n" * 1000)
     assert "of 2000 characters cut" in text
 
 
-def test_lone_surrogates_are_replaced():
+def test_lone_surrogates_are_replaced() -> None:
     render("\ud800").encode()

@@ -2,6 +2,7 @@ import importlib
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -11,25 +12,25 @@ from twinkle_agentic.envs.agentenv.errors import CommandBrokenError
 from twinkle_agentic.envs.errors import ErrorKind, SandboxError, SandboxUnavailableError
 
 
-def test_all_names_resolve():
+def test_all_names_resolve() -> None:
     assert package.__all__ == sorted(package.__all__)
     for name in package.__all__:
         assert getattr(package, name).__name__ == name
         assert name in dir(package)
 
 
-def test_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Nothing"):
         package.Nothing  # noqa: B018
 
 
-def test_every_module_states_its_public_names():
+def test_every_module_states_its_public_names() -> None:
     for name in ("env", "pool", "sweep", "commands", "lease", "failures", "command_tool"):
         module = importlib.import_module(f"twinkle_agentic.envs.agentenv.{name}")
         assert all(hasattr(module, exported) for exported in module.__all__)
 
 
-def test_making_an_env_imports_no_client_library():
+def test_making_an_env_imports_no_client_library() -> None:
     code = (
         "import sys; from twinkle_agentic.envs import AgentEnv, SandboxPool;"
         "AgentEnv(template='t', api_url='http://127.0.0.1:1', pool=SandboxPool()).tools();"
@@ -48,7 +49,7 @@ def test_making_an_env_imports_no_client_library():
         CommandBrokenError("broke", output="half"),
     ],
 )
-def test_errors_pickle(error):
+def test_errors_pickle(error: Any) -> None:
     twin = pickle.loads(pickle.dumps(error))
     assert type(twin) is type(error)
     assert str(twin) == str(error)
@@ -56,13 +57,13 @@ def test_errors_pickle(error):
     assert twin.retryable is error.retryable
 
 
-def test_a_refusal_is_not_retryable_and_is_a_sandbox_error():
+def test_a_refusal_is_not_retryable_and_is_a_sandbox_error() -> None:
     assert issubclass(SandboxRefusedError, SandboxUnavailableError)
     assert issubclass(SandboxSetupError, SandboxError)
     assert SandboxRefusedError("x").retryable is False
     assert SandboxRefusedError.kind is ErrorKind.ENV
 
 
-def test_exec_result_pickles():
+def test_exec_result_pickles() -> None:
     result = ExecResult(stdout="a", exit_code=1)
     assert pickle.loads(pickle.dumps(result)) == result

@@ -1,5 +1,7 @@
 """Warm sandboxes."""
 
+from typing import Any
+
 import pytest
 
 from twinkle_agentic.envs.agentenv import SandboxPool
@@ -9,12 +11,12 @@ CREATE = ("POST", "/v2/sandboxes")
 
 
 @pytest.fixture
-def pool():
+def pool() -> Any:
     with SandboxPool(2) as made:
         yield made
 
 
-def test_a_warm_sandbox_is_handed_over_set_up(server, make_env, pool):
+def test_a_warm_sandbox_is_handed_over_set_up(server: Any, make_env: Any, pool: Any) -> None:
     env = make_env(pool=pool, setup_commands=["echo set up > /dev/stderr; echo done"])
     assert pool.prefill(env) == 2
     warm = set(server.sandboxes)
@@ -27,7 +29,7 @@ def test_a_warm_sandbox_is_handed_over_set_up(server, make_env, pool):
     assert pool.stats().hits == 2
 
 
-def test_kinds_are_not_mixed(server, make_env, pool):
+def test_kinds_are_not_mixed(server: Any, make_env: Any, pool: Any) -> None:
     one = make_env(pool=pool, template="one")
     two = make_env(pool=pool, template="two")
     pool.prefill(one)
@@ -36,7 +38,7 @@ def test_kinds_are_not_mixed(server, make_env, pool):
     assert pool.stats().misses == 1
 
 
-def test_a_dead_one_is_not_handed_over(server, make_env, pool):
+def test_a_dead_one_is_not_handed_over(server: Any, make_env: Any, pool: Any) -> None:
     env = make_env(pool=pool)
     pool.prefill(env)
     dead = set(server.sandboxes)
@@ -48,7 +50,7 @@ def test_a_dead_one_is_not_handed_over(server, make_env, pool):
     assert env.step("run_command", {"command": "echo ok"}).observation == "ok"
 
 
-def test_close_kills_those_that_wait(server, make_env):
+def test_close_kills_those_that_wait(server: Any, make_env: Any) -> None:
     with SandboxPool(3) as pool:
         env = make_env(pool=pool)
         pool.prefill(env)
@@ -59,9 +61,9 @@ def test_close_kills_those_that_wait(server, make_env):
         env.reset()
 
 
-def test_close_kills_those_that_are_still_starting(server, make_env):
+def test_close_kills_those_that_are_still_starting(server: Any, make_env: Any) -> None:
     server.create_delay_s = 0.3
-    pool = SandboxPool(2)
+    pool: Any = SandboxPool(2)
     env = make_env(pool=pool)
     pool._restock(env.spec)
     pool.close()
@@ -69,7 +71,7 @@ def test_close_kills_those_that_are_still_starting(server, make_env):
     assert pool.stats().starting == 0
 
 
-def test_the_kind_not_asked_for_longest_is_given_up(server, make_env):
+def test_the_kind_not_asked_for_longest_is_given_up(server: Any, make_env: Any) -> None:
     with SandboxPool(1, max_kinds=2) as pool:
         envs = [make_env(pool=pool, template=name) for name in "abc"]
         for env in envs:
@@ -78,12 +80,14 @@ def test_the_kind_not_asked_for_longest_is_given_up(server, make_env):
     assert server.sandboxes == {}
 
 
-def test_a_start_that_fails_is_counted_and_does_not_hold_anybody(server, make_env, pool):
+def test_a_start_that_fails_is_counted_and_does_not_hold_anybody(
+    server: Any, make_env: Any, pool: Any
+) -> None:
     server.fault(*CREATE, status=400, body='{"code":400,"message":"no"}', times=99)
     assert pool.prefill(make_env(pool=pool)) == 0
     assert pool.stats().failures >= 1
 
 
-def test_impossible_sizes_are_refused():
+def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         SandboxPool(0)

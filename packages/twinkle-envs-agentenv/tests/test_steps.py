@@ -1,6 +1,11 @@
 """Steps on a sandbox that lives."""
 
+# The fixtures of conftest.py have no type that a test could import.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import time
+from typing import Any
 
 import pytest
 
@@ -12,13 +17,13 @@ from twinkle_agentic.tools.tool_manager import ToolManager
 
 
 @pytest.fixture
-def env(make_env):
+def env(make_env: Any) -> Any:
     made = make_env(command_timeout=20)
     made.reset()
     return made
 
 
-def schema(name, **properties):
+def schema(name: Any, **properties: Any) -> Any:
     return {
         "type": "function",
         "function": {
@@ -29,24 +34,24 @@ def schema(name, **properties):
     }
 
 
-def names(env):
+def names(env: Any) -> Any:
     return [info["function"]["name"] for info in env.tools()]
 
 
-def test_the_document_s_command(env):
+def test_the_document_s_command(env: Any) -> None:
     result = env.step("run_command", {"command": 'python3 -c "print(1 + 1)"'})
     assert result.observation == "2"
     assert (result.reward, result.done, result.error) == (0.0, False, None)
     assert result.info == {"sandbox_id": env.sandbox_id, "exit_code": 0}
 
 
-def test_a_failing_command_is_an_observation_and_no_error(env):
+def test_a_failing_command_is_an_observation_and_no_error(env: Any) -> None:
     result = env.step("run_command", {"command": "echo out; echo err >&2; exit 3"})
     assert result.observation == "out\n[stderr]\nerr\n[exit code 3]"
     assert (result.done, result.error, result.info["exit_code"]) == (False, None, 3)
 
 
-def test_envs_and_cwd(make_env):
+def test_envs_and_cwd(make_env: Any) -> None:
     env = make_env(sandbox_envs={"WHO": "me"})
     env.reset()
     assert env.step("run_command", {"command": "echo $WHO; pwd", "cwd": "/tmp"}).observation == (
@@ -54,7 +59,7 @@ def test_envs_and_cwd(make_env):
     )
 
 
-def test_files(env):
+def test_files(env: Any) -> None:
     wrote = env.step("write_file", {"path": "/d/e/f.txt", "content": "héé\r\n你\n"})
     assert wrote.observation == "Wrote 7 characters to /d/e/f.txt."
     assert env.step("read_file", {"path": "/d/e/f.txt"}).observation == "héé\r\n你\n"
@@ -62,7 +67,7 @@ def test_files(env):
     assert env.step("read_file", {"path": "/empty"}).observation == ""
 
 
-def test_files_that_are_no_text(env):
+def test_files_that_are_no_text(env: Any) -> None:
     env.write_file("/b", bytes(range(256)) * 5000)
     assert env.read_file("/b") == bytes(range(256)) * 5000
     text = env.step("read_file", {"path": "/b"}).observation
@@ -70,7 +75,7 @@ def test_files_that_are_no_text(env):
     assert "characters cut" in text
 
 
-def test_lone_surrogates_can_be_written_and_run(env):
+def test_lone_surrogates_can_be_written_and_run(env: Any) -> None:
     assert env.step("write_file", {"path": "/s", "content": "a\ud800b"}).error is None
     assert env.step("read_file", {"path": "/s"}).observation == "a\ufffdb"
     assert env.step("run_command", {"command": "echo '\ud800'"}).observation == "\ufffd"
@@ -94,7 +99,9 @@ def test_lone_surrogates_can_be_written_and_run(env):
         ("read_file", {}, "argument 'path'"),
     ],
 )
-def test_a_bad_action_is_an_observation_and_the_episode_goes_on(env, tool, arguments, words):
+def test_a_bad_action_is_an_observation_and_the_episode_goes_on(
+    env: Any, tool: Any, arguments: Any, words: Any
+) -> None:
     result = env.step(tool, arguments)
     assert result.observation.startswith("Error: ")
     assert words in result.observation
@@ -102,12 +109,12 @@ def test_a_bad_action_is_an_observation_and_the_episode_goes_on(env, tool, argum
     assert env.step("run_command", {"command": "echo on"}).observation == "on"
 
 
-def test_output_that_is_no_utf8(env):
+def test_output_that_is_no_utf8(env: Any) -> None:
     result = env.step("run_command", {"command": "printf '\\377\\376ok\\303'"})
     assert result.observation == "\ufffd\ufffdok\ufffd"
 
 
-def test_a_hundred_kilobytes_of_non_ascii_keep_their_characters(env):
+def test_a_hundred_kilobytes_of_non_ascii_keep_their_characters(env: Any) -> None:
     result = env.exec("python3 -c \"print('你好🎉' * 10000)\"")
     assert result.stdout == "你好🎉" * 10_000 + "\n"
     seen = env.step("run_command", {"command": "python3 -c \"print('你好🎉' * 20000)\""})
@@ -115,14 +122,14 @@ def test_a_hundred_kilobytes_of_non_ascii_keep_their_characters(env):
     assert "[... 27232 of 60000 characters cut ...]" in seen.observation
 
 
-def test_exec_gives_the_parts(env):
+def test_exec_gives_the_parts(env: Any) -> None:
     result = env.exec("echo out; echo err >&2; exit 4", envs={"X": "1"})
     assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 4)
     assert result.duration_s > 0
     assert not result.timed_out
 
 
-def test_a_timed_out_command_keeps_its_output_and_is_killed_with_its_children(env):
+def test_a_timed_out_command_keeps_its_output_and_is_killed_with_its_children(env: Any) -> None:
     begun = time.monotonic()
     run = env.exec(
         "echo begun; echo oops >&2; (sleep 61 & setsid sleep 62 & wait); echo never", timeout_s=1
@@ -135,7 +142,7 @@ def test_a_timed_out_command_keeps_its_output_and_is_killed_with_its_children(en
     assert "sleep 62" not in left.stdout
 
 
-def test_a_timed_out_step_is_no_error(make_env):
+def test_a_timed_out_step_is_no_error(make_env: Any) -> None:
     env = make_env(command_timeout=1)
     env.reset()
     result = env.step("run_command", {"command": "echo begun; sleep 60"})
@@ -146,7 +153,7 @@ def test_a_timed_out_step_is_no_error(make_env):
     assert env.step("run_command", {"command": "echo on"}).observation == "on"
 
 
-def test_command_timeout_reaches_the_server(server, env):
+def test_command_timeout_reaches_the_server(server: Any, env: Any) -> None:
     env.step("run_command", {"command": "true", "timeout": 9999})
     starts = [r for r in server.requests if r[1] == "/process.Process/Start"]
     assert starts[-1][2]["connect-timeout-ms"] == "20000"
@@ -155,7 +162,7 @@ def test_command_timeout_reaches_the_server(server, env):
     assert starts[-1][2]["connect-timeout-ms"] == "33000"
 
 
-def test_default_tools_may_be_hidden(make_env):
+def test_default_tools_may_be_hidden(make_env: Any) -> None:
     env = make_env(include_default_tools=False)
     env.register_tool(schema("submit"), lambda env, arguments: "Solution submitted.")
     assert names(env) == ["submit"]
@@ -164,7 +171,7 @@ def test_default_tools_may_be_hidden(make_env):
     assert refused.observation == "Error: unknown tool 'run_command': available are submit"
 
 
-def test_registration_chains_and_overrides(env):
+def test_registration_chains_and_overrides(env: Any) -> None:
     same = env.register_tool(schema("submit"), lambda e, a: "first").register_command_tool(
         schema("run_command", command={"type": "string"}), "echo own {command}"
     )
@@ -175,12 +182,12 @@ def test_registration_chains_and_overrides(env):
     assert env.step("run_command", {"command": "a; b"}).observation == "own a; b"
 
 
-def test_a_tool_without_a_name_is_refused(env):
+def test_a_tool_without_a_name_is_refused(env: Any) -> None:
     with pytest.raises(ValueError, match=r"function\.name"):
         env.register_tool({"type": "function", "function": {}}, lambda e, a: "")
 
 
-def test_a_command_tool_quotes_its_arguments(env):
+def test_a_command_tool_quotes_its_arguments(env: Any) -> None:
     env.register_command_tool(schema("show", text={"type": "string"}), "printf %s {text}")
     assert env.step("show", {"text": "a'; echo $(id) {x}"}).observation == "a'; echo $(id) {x}"
     missing = env.step("show", {})
@@ -188,20 +195,20 @@ def test_a_command_tool_quotes_its_arguments(env):
     assert (missing.done, missing.info["error_kind"]) == (False, "tool")
 
 
-def test_a_command_tool_reports_its_exit_code(env):
+def test_a_command_tool_reports_its_exit_code(env: Any) -> None:
     env.register_command_tool(schema("fail"), "exit 5")
     assert env.step("fail", {}).info["exit_code"] == 5
 
 
-def test_a_command_tool_has_a_limit_of_its_own(server, env):
+def test_a_command_tool_has_a_limit_of_its_own(server: Any, env: Any) -> None:
     env.register_command_tool(schema("slow"), "true", timeout_s=7)
     env.step("slow", {})
     starts = [r for r in server.requests if r[1] == "/process.Process/Start"]
     assert starts[-1][2]["connect-timeout-ms"] == "7000"
 
 
-def test_a_handler_uses_the_sandbox(env):
-    def submit(env, arguments):
+def test_a_handler_uses_the_sandbox(env: Any) -> Any:
+    def submit(env: Any, arguments: Any) -> Any:
         env.submitted = arguments["code"]
         return env.run_command({"command": f"echo got {len(arguments['code'])}"})
 
@@ -214,31 +221,31 @@ def test_a_handler_uses_the_sandbox(env):
     ("answer", "observation"),
     [(None, ""), ({"a": [1]}, '{"a": [1]}'), (3, "3"), ("x\ud800", "x\ufffd")],
 )
-def test_what_a_handler_returns_becomes_text(env, answer, observation):
+def test_what_a_handler_returns_becomes_text(env: Any, answer: Any, observation: Any) -> None:
     env.register_tool(schema("t"), lambda e, a: answer)
     assert env.step("t", {}).observation == observation
 
 
-def test_a_handler_s_long_text_is_truncated(env):
+def test_a_handler_s_long_text_is_truncated(env: Any) -> None:
     env.register_tool(schema("t"), lambda e, a: "x" * 50_000)
     assert "[... 17232 of 50000 characters cut ...]" in env.step("t", {}).observation
 
 
-def test_a_handler_may_give_a_reward_and_end_the_episode(env):
+def test_a_handler_may_give_a_reward_and_end_the_episode(env: Any) -> None:
     env.register_tool(schema("t"), lambda e, a: StepResult("well done", 1.0, True))
     result = env.step("t", {})
     assert (result.observation, result.reward, result.done) == ("well done", 1.0, True)
     assert result.info["sandbox_id"] == env.sandbox_id
 
 
-def test_a_handler_that_raises_is_an_observation(env):
+def test_a_handler_that_raises_is_an_observation(env: Any) -> None:
     env.register_tool(schema("t"), lambda e, a: 1 / 0)
     result = env.step("t", {})
     assert result.observation == "Error: ZeroDivisionError: division by zero"
     assert (result.done, result.info["error_kind"]) == (False, "tool")
 
 
-def test_step_before_reset_and_after_close(make_env):
+def test_step_before_reset_and_after_close(make_env: Any) -> None:
     env = make_env()
     assert env.sandbox is None
     before = env.step("run_command", {"command": "ls"})
@@ -253,28 +260,30 @@ def test_step_before_reset_and_after_close(make_env):
     assert env.step("run_command", {"command": "ls"}).done
 
 
-def test_evaluate_gives_zeros(make_env):
+def test_evaluate_gives_zeros(make_env: Any) -> None:
     assert make_env().evaluate([{}, {}]) == [0.0, 0.0]
 
 
-async def test_async_twins(make_env):
+async def test_async_twins(make_env: Any) -> None:
     async with make_env(setup_commands=["echo ready"]) as env:
         assert (await env.areset()).observation == "ready"
         assert (await env.astep("run_command", {"command": "echo a"})).observation == "a"
     assert env.sandbox_id is None
 
 
-def test_as_tools_of_a_manager(env):
+def test_as_tools_of_a_manager(env: Any) -> None:
     tools = EnvTool.from_env(env)
     manager = ToolManager(tools)
     call = {"function": {"name": "run_command", "arguments": '{"command": "echo hello"}'}}
     assert manager(call) == "hello"
-    assert tools[1].last_result.observation == "hello"
+    last = tools[1].last_result
+    assert last is not None
+    assert last.observation == "hello"
     wrong = {"function": {"name": "read_file", "arguments": "{}"}}
     assert "'path' is a required property" in manager(wrong)
 
 
-def test_a_long_file_is_refused_to_the_trainer(env):
+def test_a_long_file_is_refused_to_the_trainer(env: Any) -> None:
     from twinkle_agentic.envs.agentenv.files import read_bytes
 
     env.write_file("/long", b"x" * 5_000)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ LIST = ("GET", "/v2/sandboxes")
 
 
 @pytest.fixture
-def orphans(server):
+def orphans(server: Any) -> Any:
     """Three sandboxes of a trainer that was killed, one of them paused."""
     code = (
         "from twinkle_agentic.envs import AgentEnv\n"
@@ -32,13 +33,15 @@ def orphans(server):
 
 
 @pytest.fixture
-def stranger(server, make_env):
+def stranger(server: Any, make_env: Any) -> Any:
     from e2b import Sandbox
 
     return Sandbox.create("base", api_url=server.url, sandbox_url=server.url, api_key="k")
 
 
-def test_orphans_go_paused_ones_too_and_others_stay(server, orphans, stranger, make_env):
+def test_orphans_go_paused_ones_too_and_others_stay(
+    server: Any, orphans: Any, stranger: Any, make_env: Any
+) -> None:
     mine = make_env()
     mine.reset()
     report = sweep(api_url=server.url)
@@ -49,25 +52,27 @@ def test_orphans_go_paused_ones_too_and_others_stay(server, orphans, stranger, m
     assert set(server.sandboxes) == {mine.sandbox_id, stranger.sandbox_id}
 
 
-def test_only_labelled_ones_even_where_the_server_does_not_filter(server, orphans, stranger):
+def test_only_labelled_ones_even_where_the_server_does_not_filter(
+    server: Any, orphans: Any, stranger: Any
+) -> None:
     server.filters_lists = False
     report = sweep(api_url=server.url, run="dead")
     assert sorted(report.killed) == sorted(orphans)
     assert list(server.sandboxes) == [stranger.sandbox_id]
 
 
-def test_a_run_is_named(server, orphans, make_env):
+def test_a_run_is_named(server: Any, orphans: Any, make_env: Any) -> None:
     assert sweep(api_url=server.url, run="another").found == 0
     assert len(sweep(api_url=server.url, run="dead").killed) == 3
 
 
-def test_young_ones_are_spared(server, orphans):
+def test_young_ones_are_spared(server: Any, orphans: Any) -> None:
     # They say they were started in January 2026.
     assert sweep(api_url=server.url, older_than_s=1e10).killed == []
     assert len(sweep(api_url=server.url, older_than_s=1).killed) == 3
 
 
-def test_a_trainer_on_another_host_must_be_named(server, orphans):
+def test_a_trainer_on_another_host_must_be_named(server: Any, orphans: Any) -> None:
     for sandbox in server.sandboxes.values():
         sandbox.body["metadata"]["twinkle-host"] = "elsewhere"
     report = sweep(api_url=server.url)
@@ -78,19 +83,19 @@ def test_a_trainer_on_another_host_must_be_named(server, orphans):
     assert len(sweep(api_url=server.url, run="dead").killed) == 3
 
 
-def test_running_trainers_only_when_told(server, make_env):
+def test_running_trainers_only_when_told(server: Any, make_env: Any) -> None:
     env = make_env(run="mine")
     env.reset()
     assert sweep(api_url=server.url, run="mine").killed == []
     assert sweep(api_url=server.url, run="mine", include_live=True).killed == [env.sandbox_id]
 
 
-def test_a_dry_run_kills_nothing(server, orphans):
+def test_a_dry_run_kills_nothing(server: Any, orphans: Any) -> None:
     assert sorted(sweep(api_url=server.url, dry_run=True).killed) == sorted(orphans)
     assert len(server.sandboxes) == 3
 
 
-def test_what_cannot_be_killed_is_reported(server, orphans):
+def test_what_cannot_be_killed_is_reported(server: Any, orphans: Any) -> None:
     server.fault("DELETE", f"/sandboxes/{orphans[1]}", status=500, body="broken", times=99)
     report = sweep(api_url=server.url)
     assert len(report.killed) == 2
@@ -98,13 +103,13 @@ def test_what_cannot_be_killed_is_reported(server, orphans):
 
 
 @pytest.mark.parametrize(("status", "body"), [(401, ""), (503, "no nodes"), (500, "x")])
-def test_a_server_that_does_not_list_is_an_error(server, status, body):
+def test_a_server_that_does_not_list_is_an_error(server: Any, status: Any, body: Any) -> None:
     server.fault(*LIST, status=status, body=body, times=99)
     with pytest.raises(SandboxError, match=f"does not list its sandboxes: {status}"):
         sweep(api_url=server.url, request_timeout=5)
 
 
-def test_a_process_id_used_again_is_not_the_trainer():
+def test_a_process_id_used_again_is_not_the_trainer() -> None:
     mine = labels.process_labels("r")
     assert labels.owner_lives(mine) is True
     assert labels.owner_lives({**mine, "twinkle-process-start": "1"}) is False
