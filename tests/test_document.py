@@ -2,7 +2,7 @@
 
 Only what no test can have is replaced: the address of the author's server, and the package
 `openspiel_env`, which is on no index (a small game of that name is written by the test). The
-chapters on `AgentEnv` and `EnvPool` have test files of their own.
+chapters on `AgentEnv` have a test file of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,20 @@ manager = ToolManager(env_tools)
 # 在 rollout 中使用
 rollout = APIMultiTurnRollout(api=api, tool_manager=manager, max_turns=10)
 results = rollout(trajectories)
+"""
+
+POOL = """
+from twinkle_agentic.envs.openenv import EnvPool
+
+pool = EnvPool(
+    pool_size=64,
+    device_mesh=mesh,
+    env_kwargs={'env_name': 'openspiel_env', 'env_kwargs': {'game_name': 'blackjack'}},
+)
+
+# 每个槽位包装成一个标准 Env，可直接交给 EnvTool / ToolManager
+envs = pool.get_adapters(64)
+env_tools = EnvTool.from_env(envs[0])
 """
 
 CUSTOM_ENVIRONMENT = """
@@ -320,6 +336,7 @@ def openspiel_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "openspiel_env" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # of Ray's workers
     monkeypatch.syspath_prepend(str(tmp_path))  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -385,6 +402,40 @@ def test_rollout(coding_server: ServerProcess, scripted_endpoint: ServerProcess)
     ]
     assert result["messages"][2]["content"] == "Solution submitted."
     assert (result["stop_reason"], result["turns"], result["error"]) == ("stop", 2, None)
+
+
+@pytest.fixture
+def own_cluster(openspiel_env: None) -> Iterator[None]:
+    """A local Ray cluster for this test alone, whose workers find the package."""
+    ray: Any = pytest.importorskip("ray", reason="ray is not installed: see the ray extra")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=80 * 2**20,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("own_cluster")
+def test_env_pool() -> None:
+
+    class Mesh:
+        world_size = 2
+
+    names = run(POOL, EnvTool=EnvTool, mesh=Mesh())
+    with names["pool"] as pool:
+        assert pool.num_workers == 2
+        assert len(names["envs"]) == 64
+        (tool,) = names["env_tools"]
+        observations = [result.observation for result in pool.reset_batch(range(64))]
+        assert ["blackjack: 12" in observation for observation in observations] == [True] * 64
+        assert "blackjack: 21" in tool("env_action", {"action": "hit"})
+        assert (tool.done, tool.episode_reward) == (True, 1.0)
 
 
 def test_custom_environment() -> None:
