@@ -2,7 +2,7 @@
 
 Only what no test can have is replaced: the address of the author's server, and the package
 `openspiel_env`, which is on no index (a small game of that name is written by the test). The
-chapters on `AgentEnv` have a test file of their own.
+chapter on `AgentEnv` has a test file of its own.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def test_invalid_schema_is_refused_at_registration() -> None:
         ToolManager([Scripted(echo, parameters={"type": "strin"})])
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "5", True])
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), 1e300, "5", True])
 def test_unusable_timeout_is_refused(timeout_s: Any) -> None:
     with pytest.raises(ValueError, match="timeout_s must be above 0 or None, found"):
         ToolManager(timeout_s=timeout_s)

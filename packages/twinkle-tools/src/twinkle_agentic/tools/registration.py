@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -61,11 +62,13 @@ def check_timeout(timeout_s: object) -> None:
     """Refuse a limit that is none.
 
     Raises:
-        ValueError: `timeout_s` is neither `None` nor a number above 0.
+        ValueError: `timeout_s` is neither `None` nor a finite number above 0.
     """
     if timeout_s is None:
         return
-    if isinstance(timeout_s, bool) or not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
+    if isinstance(timeout_s, bool) or not (
+        isinstance(timeout_s, (int, float)) and 0 < timeout_s <= threading.TIMEOUT_MAX
+    ):
         raise ValueError(f"timeout_s must be above 0 or None, found {timeout_s!r}")
 
 
