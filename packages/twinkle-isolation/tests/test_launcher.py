@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from twinkle_isolation import (
     SandboxStartError,
     jail,
 )
+from twinkle_isolation.scratch import make_scratch
 
 
 def test_all_names_resolve() -> None:
@@ -144,6 +145,38 @@ async def test_the_jail_is_what_it_should_be() -> None:
             assert "ro" in fields[3].split(","), line
 
 
+async def test_root_without_its_powers_still_confines_the_sandbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("what is left to a root that may not change users")
+    command = jail.jail_command
+
+    def without_powers(
+        bwrap: str, fd: int, *, shares: Sequence[str], privileged: bool
+    ) -> list[str]:
+        if privileged:
+            return ["/bin/false"]
+        return command(bwrap, fd, shares=shares, privileged=privileged)
+
+    monkeypatch.setattr(jail, "jail_command", without_powers)
+    launcher = Launcher(isolation="bubblewrap")
+    async with launcher, await launcher.create() as sandbox:
+        assert launcher.info.sandbox_uid == 0
+        for path in (
+            "/proc/sys/kernel/core_pattern",
+            "/proc/sys/vm/drop_caches",
+            "/usr/x",
+            "/etc/x",
+        ):
+            result = await sandbox.exec(["/bin/bash", "-c", f"echo 1 > {path}"])
+            if path != "/etc/x":  # that is its own
+                assert b"Read-only file system" in result.stderr, path
+        assert (await sandbox.exec(["umount", "/proc/sys"])).end.exit_code != 0
+        assert (await sandbox.exec(["id", "-u"], user="root")).stdout == b"0\n"
+    assert not os.path.exists("/etc/x")  # noqa: ASYNC240  (a moment)
+
+
 async def test_files_that_only_the_host_should_see_are_not_there(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("x")
@@ -172,6 +205,18 @@ async def test_a_zygote_that_dies_takes_its_sandboxes_and_is_replaced(mode: Isol
         assert (await other.exec(["true"])).end.exit_code == 0
     await launcher.close()
     await launcher.close()
+
+
+def test_directories_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    stale = tmp_path / f"twinkle-x-{gone.pid}-abc"
+    stale.mkdir()
+    ours = make_scratch("x", tmp_path)
+    again = make_scratch("x", tmp_path)
+    assert not stale.exists()
+    assert ours.is_dir()
+    assert again.is_dir()
 
 
 @pytest.mark.parametrize("mode", ["bubblewrap", "process"])

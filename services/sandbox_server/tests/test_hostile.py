@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from e2b import CommandExitException, Sandbox, TimeoutException
+from e2b import CommandExitException, NotEnoughSpaceException, Sandbox, TimeoutException
 from e2b.exceptions import InvalidArgumentException, SandboxException
 
 if TYPE_CHECKING:
@@ -219,6 +219,19 @@ def test_disk_filler(attacker: Sandbox) -> None:
         attacker, "mkdir many; cd many; seq 1 100000 | xargs touch; cd ..; rm -rf many", timeout=60
     )
     assert "No space left" in said
+    assert works(attacker)
+
+
+def test_an_upload_that_cannot_fit(attacker: Sandbox) -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b"x" * (1 << 20)
+
+    with pytest.raises(Exception, match="space"):
+        attacker.files.write("big", endless())
+    with pytest.raises(NotEnoughSpaceException):
+        attacker.files.write("big", b"x" * (40 << 20))
+    attacker.files.remove("big")
     assert works(attacker)
 
 

@@ -267,6 +267,31 @@ def test_many_creates_at_once(server: Server) -> None:
     assert outputs == [0] * 32
 
 
+def test_a_host_name_chooses_the_sandbox(server: Server) -> None:
+    sandbox = server.sandbox()
+    host = f"49983-{sandbox.sandbox_id}.sandbox.example"
+    url = f"{server.url}/health"
+    assert httpx.get(url, headers={"Host": host}).status_code == 204
+    other = host.replace("49983", "8080")
+    assert httpx.get(url, headers={"Host": other}).status_code == 502
+
+
+def test_the_longest_life_holds_against_renewals(start: Callable[..., Server]) -> None:
+    server = start("auto", "--max-lifetime-s", "2")
+    sandbox = server.sandbox(lifecycle={"on_timeout": "pause", "auto_resume": True})
+    sandbox.set_timeout(3600)
+
+    def gone() -> bool:
+        try:
+            sandbox.set_timeout(3600)
+        except SandboxNotFoundException:
+            return True
+        return False
+
+    eventually(gone)
+    server.stop()
+
+
 def test_prometheus_metrics(server: Server) -> None:
     sandbox = server.sandbox()
     text = httpx.get(f"{server.url}/metrics").text

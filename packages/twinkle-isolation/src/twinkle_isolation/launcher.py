@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from twinkle_isolation.errors import (
     SandboxStartError,
 )
 from twinkle_isolation.sandbox import Sandbox
+from twinkle_isolation.scratch import make_scratch
 from twinkle_isolation.types import IsolationInfo, IsolationMode, SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Launcher:
         self._plan: tuple[CommandFor, dict[str, Any]] | None = None
         self._sandboxes: set[Sandbox] = set()
         self._next = 1  # number of the next directory
-        self._scratch: str | None = None
+        self._scratch: Path | None = None
         self._background: set[asyncio.Task[object]] = set()
         self._info: IsolationInfo | None = None
         self._closed = False
@@ -307,12 +307,9 @@ class Launcher:
 
     def _make_directory(self) -> str:
         if self._scratch is None:
-            parent = None if self._data_dir is None else os.fspath(self._data_dir)
-            if parent is not None:
-                os.makedirs(parent, exist_ok=True)
-            self._scratch = tempfile.mkdtemp(prefix="twinkle-", dir=parent)
-            os.chmod(self._scratch, 0o711)
-        directory = Path(self._scratch) / str(self._next)
+            self._scratch = make_scratch("sandboxes", self._data_dir)
+            self._scratch.chmod(0o711)
+        directory = self._scratch / str(self._next)
         self._next += 1
         directory.mkdir(mode=0o700)
         if os.geteuid() == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from sandbox_server.config import ENVD_PORT, ServerConfig
 from sandbox_server.control import serve_control
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["SandboxApp", "create_app"]
 
 _ID_HEADERS = ("e2b-sandbox-id", "x-agentenv-sandbox-id")
+_HOST = re.compile(r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9]{20})\.")
 _PORT_HEADERS = ("e2b-sandbox-port", "x-agentenv-sandbox-port")
 
 
@@ -54,11 +56,11 @@ class SandboxApp:
             await send({"type": "websocket.close", "code": 1003})
 
     async def _http(self, request: Request, send: Send) -> None:
-        sandbox_id = next((request.headers[h] for h in _ID_HEADERS if h in request.headers), None)
+        sandbox_id, port = _destination(request)
         try:
             if sandbox_id is not None:
                 self.metrics.requests.labels("sandbox").inc()
-                await self._sandbox(sandbox_id, request, send)
+                await self._sandbox(sandbox_id, port, request, send)
                 return
             self.metrics.requests.labels("control").inc()
             if request.path == "/health" and request.method == "GET":
@@ -81,10 +83,7 @@ class SandboxApp:
             )
         await response.send(send)
 
-    async def _sandbox(self, sandbox_id: str, request: Request, send: Send) -> None:
-        port = next(
-            (request.headers[h] for h in _PORT_HEADERS if h in request.headers), str(ENVD_PORT)
-        )
+    async def _sandbox(self, sandbox_id: str, port: str, request: Request, send: Send) -> None:
         if port != str(ENVD_PORT):
             raise ApiError(
                 502,
@@ -110,3 +109,13 @@ class SandboxApp:
         await receive()
         await self.registry.close()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _destination(request: Request) -> tuple[str | None, str]:
+    """Return the sandbox and port that a request is for; no sandbox: the control plane."""
+    headers = request.headers
+    sandbox_id = next((headers[name] for name in _ID_HEADERS if name in headers), None)
+    if sandbox_id is not None:
+        return sandbox_id, next((headers[n] for n in _PORT_HEADERS if n in headers), str(ENVD_PORT))
+    match = _HOST.match(headers.get("host", ""))
+    return (match["id"], match["port"]) if match else (None, "")

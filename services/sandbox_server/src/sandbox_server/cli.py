@@ -67,6 +67,9 @@ def serve(
     max_timeout_s: Annotated[
         float, typer.Option(min=1, help="Longest lifetime, and longest pause.")
     ] = 86400.0,
+    max_lifetime_s: Annotated[
+        float, typer.Option(min=1, help="Longest life of a sandbox, renewals included.")
+    ] = 604800.0,
     memory_mb: Annotated[int, typer.Option(min=32, help="Memory of one sandbox.")] = 1024,
     disk_mb: Annotated[
         int, typer.Option(min=1, help="Files of one sandbox (held in memory).")
@@ -101,6 +104,7 @@ def serve(
         spares=spares,
         default_timeout_s=min(timeout_s, max_timeout_s),
         max_timeout_s=max_timeout_s,
+        max_lifetime_s=max_lifetime_s,
         max_output_bytes=max_output_mb << 20,
         network=network,
         templates=("base", *(template or ())),

@@ -30,6 +30,7 @@ class ServerConfig:
         default_timeout_s: Lifetime of a sandbox whose request names none (`POST /v2/sandboxes`).
         max_timeout_s: The longest lifetime a request may ask for, and the longest a sandbox is
             paused.
+        max_lifetime_s: The longest that a sandbox lives, however often its lease is renewed.
         max_output_bytes: Output of one command; past it the command is killed.
         max_request_bytes: The longest JSON request.
         network: Let sandboxes use the host's network. They reach the server and everything on the
@@ -49,6 +50,7 @@ class ServerConfig:
     max_snapshot_bytes: int = 2 << 30
     default_timeout_s: float = 300.0
     max_timeout_s: float = 24 * 3600.0
+    max_lifetime_s: float = 7 * 24 * 3600.0
     max_output_bytes: int = 64 << 20
     max_request_bytes: int = 8 << 20
     network: bool = False

@@ -20,6 +20,7 @@ __all__ = ["download", "upload"]
 _CHUNK_BYTES = 256 * 1024
 _WHOLE_BYTES = 1 << 20  # up to this an answer has a length and is sent at once
 _MAX_FILES = 1000
+_FORM_BYTES = 1 << 20  # what a form adds to its files
 
 
 async def download(record: SandboxRecord, request: Request, user: str, send: Send) -> None:
@@ -56,6 +57,7 @@ async def upload(record: SandboxRecord, request: Request, user: str) -> Response
     """Write one file (octet-stream) or several (multipart)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     path = request.parameter("path")
+    _limit_body(request, record.disk_bytes + _FORM_BYTES)
     if kind == "multipart/form-data":
         return json_response(await _multipart(record, request, user, path))
     if not path:
@@ -67,6 +69,24 @@ async def upload(record: SandboxRecord, request: Request, user: str) -> Response
     elif encoding != "identity":
         raise ApiError(415, f"content-encoding {encoding!r} is not supported: gzip or identity")
     return json_response([await _write(record, path, source, user)])
+
+
+def _limit_body(request: Request, limit: int) -> None:
+    """Refuse a body that cannot fit, before it fills the server's own disk or memory."""
+    receive, size = request.receive, 0
+
+    async def limited() -> Any:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise ApiError(507, f"not enough space: the upload is longer than {limit} bytes")
+        return message
+
+    request.receive = limited
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise ApiError(507, f"not enough space: the upload has {announced} bytes, room is {limit}")
 
 
 async def _multipart(

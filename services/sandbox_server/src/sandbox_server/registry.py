@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandbox_server.config import ServerConfig
 from sandbox_server.errors import ApiError
@@ -29,6 +29,7 @@ _TICK_S = 0.25
 _RESUMED_TIMEOUT_S = 300.0
 _START_SETTLE_S = 0.2
 _MAX_IDEMPOTENCY_KEYS = 4096
+_KEY_LIFETIME_S = 900.0
 _MAX_METADATA = 64 << 10
 
 
@@ -77,6 +78,14 @@ def checked_timeout(value: object, config: ServerConfig) -> float:
     return float(value)
 
 
+class _KnownCreate(NamedTuple):
+    """A create with an idempotency key: what was asked, and what came of it."""
+
+    digest: str
+    result: asyncio.Future[SandboxRecord]
+    at: float
+
+
 class Registry:
     """Everything that lives on one server."""
 
@@ -94,7 +103,7 @@ class Registry:
             spare_spec=SandboxSpec(network=config.network, limits=config.limits),
         )
         self._starting = 0
-        self._keys: OrderedDict[str, tuple[str, asyncio.Future[SandboxRecord]]] = OrderedDict()
+        self._keys: OrderedDict[str, _KnownCreate] = OrderedDict()
         self._secret = secrets.token_bytes(32)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
@@ -137,15 +146,14 @@ class Registry:
         if key is None:
             return await self._create(request, secure=secure)
         digest = hashlib.sha256(json.dumps(message, sort_keys=True).encode()).hexdigest()
+        self._forget_old_keys()
         if key in self._keys:
-            known, future = self._keys[key]
-            if known != digest:
+            known = self._keys[key]
+            if known.digest != digest:
                 raise ApiError(422, f"Idempotency-Key {key!r} was used for another request")
-            return await asyncio.shield(future)
-        future = asyncio.get_running_loop().create_future()
-        self._keys[key] = (digest, future)
-        while len(self._keys) > _MAX_IDEMPOTENCY_KEYS:
-            self._keys.popitem(last=False)
+            return await asyncio.shield(known.result)
+        future: asyncio.Future[SandboxRecord] = asyncio.get_running_loop().create_future()
+        self._keys[key] = _KnownCreate(digest, future, time.monotonic())
 
         async def run() -> None:
             try:
@@ -162,6 +170,14 @@ class Registry:
         # In a task of its own: a client that gives up finds the same sandbox when it asks again.
         self.spawn(run())
         return await asyncio.shield(future)
+
+    def _forget_old_keys(self) -> None:
+        oldest = time.monotonic() - _KEY_LIFETIME_S
+        while self._keys:
+            known = next(iter(self._keys.values()))
+            if known.at > oldest and len(self._keys) < _MAX_IDEMPOTENCY_KEYS:
+                return
+            self._keys.popitem(last=False)
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
         """Run something that ends with the server at the latest."""
@@ -226,6 +242,7 @@ class Registry:
             raise ApiError(500, str(error)) from error
         finally:
             self._starting -= 1
+        env = env | {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id}
         if self._launcher.info.mode == "process":
             metadata = {**metadata, "isolation": "process"}
         token = None
@@ -242,7 +259,7 @@ class Registry:
             default_cwd=template.workdir,
             token=token,
             timeout_s=timeout_s,
-            ends_at=time.time() + timeout_s,
+            ends_at=time.time() + min(timeout_s, self.config.max_lifetime_s),
             auto_pause=auto_pause,
             auto_resume=auto_resume,
             allow_internet=network,
@@ -335,7 +352,7 @@ class Registry:
                     404, f"sandbox {record.sandbox_id!r} was not found: {error}"
                 ) from error
             record.state = "paused"
-            record.ends_at = time.time() + self.config.max_timeout_s
+            self._lease(record, self.config.max_timeout_s)
 
     async def resume(self, record: SandboxRecord, timeout_s: float) -> bool:
         """Let the processes go on with a new lease; return whether it was paused.
@@ -354,18 +371,23 @@ class Registry:
                 ) from error
             record.state = "running"
             record.timeout_s = timeout_s
-            record.ends_at = time.time() + timeout_s
+            self._lease(record, timeout_s)
             return True
 
     def extend(self, record: SandboxRecord, timeout_s: float) -> None:
         """Let the lease end not before `timeout_s` from now; never shorten it."""
         record.timeout_s = max(record.timeout_s, timeout_s)
-        record.ends_at = max(record.ends_at, time.time() + timeout_s)
+        if record.ends_at < time.time() + timeout_s:
+            self._lease(record, timeout_s)
 
     def set_timeout(self, record: SandboxRecord, timeout_s: float) -> None:
         """Let the lease end `timeout_s` from now."""
         record.timeout_s = timeout_s
-        record.ends_at = time.time() + timeout_s
+        self._lease(record, timeout_s)
+
+    def _lease(self, record: SandboxRecord, timeout_s: float) -> None:
+        last = record.started_at + self.config.max_lifetime_s
+        record.ends_at = min(time.time() + timeout_s, last)
 
     async def snapshot(self, record: SandboxRecord, names: list[str]) -> Template:
         """Save the files of a sandbox (no memory); its processes stand still meanwhile.
@@ -471,7 +493,8 @@ class Registry:
 
     async def _expire(self, record: SandboxRecord) -> None:
         try:
-            if record.auto_pause and record.state == "running":
+            over = time.time() >= record.started_at + self.config.max_lifetime_s
+            if record.auto_pause and record.state == "running" and not over:
                 with contextlib.suppress(ApiError):
                     await self.pause(record)
                 self.metrics.expired.inc()

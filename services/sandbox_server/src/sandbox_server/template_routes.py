@@ -17,7 +17,7 @@ from sandbox_server.errors import ApiError
 from sandbox_server.http import Request, Response, json_response
 from sandbox_server.registry import Registry
 from sandbox_server.templates import BuildState, Template, new_id
-from sandbox_server.values import as_list, as_text
+from sandbox_server.values import as_count, as_list, as_text
 
 __all__ = ["TEMPLATE_ROUTES", "Route"]
 
@@ -79,11 +79,13 @@ async def _request_build(registry: Registry, request: Request, match: re.Match[s
         raise ApiError(400, f"name {name!r} is taken by a snapshot or a template of the server")
     template.tags = sorted({*template.tags, *tags})
     build_id = str(uuid.uuid4())
-    registry.templates.builds[build_id] = BuildState(
-        template_id=template.template_id,
-        build_id=build_id,
-        memory_mb=message.get("memoryMB"),
-        cpu_count=message.get("cpuCount"),
+    registry.templates.add_build(
+        BuildState(
+            template_id=template.template_id,
+            build_id=build_id,
+            memory_mb=as_count(message.get("memoryMB"), "memoryMB"),
+            cpu_count=as_count(message.get("cpuCount"), "cpuCount"),
+        )
     )
     answer = {
         "templateID": template.template_id,

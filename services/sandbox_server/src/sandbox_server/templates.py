@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sandbox_server.errors import ApiError
+from twinkle_isolation.scratch import make_scratch
 
 __all__ = ["BuildState", "Template", "TemplateStore", "new_id"]
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _MAX_LOG_LINES = 10_000
+_MAX_BUILDS = 1000
 
 
 def new_id(length: int = 20) -> str:
@@ -81,9 +82,7 @@ class TemplateStore:
 
     def __init__(self, directory: Path | None, *, limit: int, base_names: tuple[str, ...]) -> None:
         self._temporary = directory is None
-        self.directory = (
-            Path(tempfile.mkdtemp(prefix="twinkle-templates-")) if directory is None else directory
-        )
+        self.directory = make_scratch("templates") if directory is None else directory
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         self._limit = limit
@@ -116,6 +115,15 @@ class TemplateStore:
     def all(self, *, snapshots: bool) -> list[Template]:
         """Return the templates (or the snapshots), oldest first."""
         return [t for t in self._templates.values() if t.is_snapshot == snapshots]
+
+    def add_build(self, build: BuildState) -> None:
+        """Hold a build; of more than 1,000 the oldest that are not running are forgotten."""
+        for old in list(self.builds.values()):
+            if len(self.builds) < _MAX_BUILDS:
+                break
+            if old.status != "building":
+                del self.builds[old.build_id]
+        self.builds[build.build_id] = build
 
     def find(self, name: str) -> Template | None:
         """Return a template by its id or a name, with or without a known tag."""

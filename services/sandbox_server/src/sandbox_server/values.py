@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from sandbox_server.errors import ApiError
 
-__all__ = ["as_list", "as_object", "as_text", "as_texts"]
+__all__ = ["as_count", "as_list", "as_object", "as_text", "as_texts"]
 
 
 def as_object(value: object, name: str) -> dict[str, Any]:
@@ -20,6 +20,19 @@ def as_object(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, f"{name} must be an object: got {value!r}")
     return cast("dict[str, Any]", value)
+
+
+def as_count(value: object, name: str) -> int | None:
+    """Return a positive whole number; a missing one is `None`.
+
+    Raises:
+        ApiError: It is something else (400).
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ApiError(400, f"{name} must be a positive whole number: got {value!r}")
+    return value
 
 
 def as_list(value: object, name: str) -> list[Any]:

@@ -35,9 +35,10 @@ class ProcessRequests:
         outbox: Outbox,
         selector: selectors.BaseSelector,
         *,
-        namespaces: bool,
+        namespace_count: int | None,
     ) -> None:
-        self.namespaces = namespaces
+        self.namespace_count = namespace_count
+        namespaces = self.namespaces = namespace_count is not None
         self.paths = paths
         self.outbox = outbox
         self.selector = selector
@@ -118,7 +119,7 @@ class ProcessRequests:
         env |= {str(k): str(v) for k, v in message.get("env", {}).items()}
         now = time.monotonic()
         process = processes.start(
-            message, env, cwd, namespaces=self.namespaces, syscalls=self.syscalls, now=now
+            message, env, cwd, namespace_count=self.namespace_count, syscalls=self.syscalls, now=now
         )
         self.outbox.send({"id": process.id, "ev": "start", "pid": process.pid})
         self.hold_process(process)

@@ -20,7 +20,7 @@ from twinkle_isolation._guest.seccomp import Filter
 
 __all__ = ["Process", "resize", "start"]
 
-_USER_NAMESPACES = "/proc/sys/user/max_user_namespaces"
+_OPEN_NAMESPACES = 64  # more than commands of `root` leave behind in a sandbox at any time
 
 
 @dataclass
@@ -60,7 +60,7 @@ def start(
     env: dict[str, str],
     cwd: str,
     *,
-    namespaces: bool,
+    namespace_count: int | None,
     syscalls: Filter,
     now: float,
 ) -> Process:
@@ -70,12 +70,12 @@ def start(
         Failure: The directory or the program is not there or may not be used, or no process can be
         made.
     """
-    as_root = namespaces and request["user"] == "root"
+    as_root = namespace_count is not None and request["user"] == "root"
     size = request.get("pty")
     child_fds, streams, stdin = _open_pty(size) if size else _open_pipes(bool(request.get("stdin")))
     report_read, report_write = os.pipe()
-    if as_root:
-        _allow_user_namespaces(64)
+    if as_root and namespace_count is not None:
+        os.pwrite(namespace_count, str(_OPEN_NAMESPACES).encode(), 0)
     try:
         pid = os.fork()
         if pid == 0:
@@ -96,8 +96,8 @@ def start(
         _close([*streams.values(), *([] if stdin is None or size else [stdin])])
         raise Failure("resource_exhausted", f"no new process: {error.strerror}") from error
     finally:
-        if as_root:
-            _allow_user_namespaces(0)
+        if as_root and namespace_count is not None:
+            os.pwrite(namespace_count, b"0", 0)
         _close({*child_fds, report_read} | ({report_write} if report_write >= 0 else set()))
     if report:
         _close([*streams.values(), *([] if stdin is None or size else [stdin])])
@@ -211,14 +211,6 @@ def _give_up(report: int, code: str, text: str) -> NoReturn:
         os.write(report, f"{code}:{text}".encode(errors="replace")[:4000])
     finally:
         os._exit(127)
-
-
-def _allow_user_namespaces(count: int) -> None:
-    fd = os.open(_USER_NAMESPACES, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(count).encode())
-    finally:
-        os.close(fd)
 
 
 def _read_all(fd: int) -> bytes:

@@ -51,6 +51,7 @@ _DIRECTORIES = (
     ("srv", 0o755),
     ("mnt", 0o755),
 )
+_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus")
 _COPIED_ETC = (
     "debian_version",
     "ld.so.cache",
@@ -139,8 +140,12 @@ def map_user(inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> 
     _write("/proc/self/gid_map", f"{inner_gid} {outer_gid} 1".encode())
 
 
-def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
-    """Build the sandbox's root and make it `/`; for process 1 of the new namespaces."""
+def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> int:
+    """Build the sandbox's root and make it `/`; for process 1 of the new namespaces.
+
+    Returns:
+        A descriptor for the count of user namespaces that may be made, which is 0 now.
+    """
     size = int(sandbox["disk_bytes"])
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount(
@@ -161,11 +166,12 @@ def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             _write(target, b"", create=True)
         linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
-    _mount_system(sandbox)
+    namespace_count = _mount_system(sandbox)
     linux.pivot_root_here(_ROOT_POINT)
     linux.sethostname(str(sandbox["hostname"]))
     if not sandbox["network"]:
         linux.bring_up_loopback()
+    return namespace_count
 
 
 def _fill_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
@@ -182,7 +188,7 @@ def _fill_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
     _write(f"{root}/etc/hosts", hosts.encode(), create=True)
 
 
-def _mount_system(sandbox: dict[str, Any]) -> None:
+def _mount_system(sandbox: dict[str, Any]) -> int:
     quiet = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     dev = f"{_ROOT_POINT}/dev"
     os.mkdir(dev)
@@ -205,7 +211,16 @@ def _mount_system(sandbox: dict[str, Any]) -> None:
     os.mkdir(proc)
     linux.mount("proc", proc, "proc", quiet)
     # Nobody in this sandbox makes another user namespace (and gains capabilities over it).
-    _write(f"{proc}/sys/user/max_user_namespaces", b"0")
+    count = os.open(f"{proc}/sys/user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC)
+    os.pwrite(count, b"0", 0)  # at any other place a write is passed over
+    # Where the sandbox's user is the host's root, the kernel's switches would be its to turn.
+    for name in _PROC_READ_ONLY:
+        path = f"{proc}/{name}"
+        if os.path.exists(path):
+            linux.mount(path, path, None, linux.MS_BIND | linux.MS_REC)
+            remount = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY
+            linux.mount(None, path, None, remount | quiet)
+    return count
 
 
 def _write(path: str, content: bytes, *, create: bool = False) -> None:

@@ -34,11 +34,12 @@ class Supervisor:
     """Serve one sandbox until the host closes `channel`."""
 
     def __init__(
-        self, channel: socket.socket, sandbox: dict[str, Any], *, namespaces: bool
+        self, channel: socket.socket, sandbox: dict[str, Any], *, namespace_count: int | None
     ) -> None:
         self.channel = channel
         self.sandbox = sandbox
-        self.namespaces = namespaces
+        self.namespace_count = namespace_count
+        namespaces = self.namespaces = namespace_count is not None
         self.base: str | None = None if namespaces else sandbox["directory"]
 
     def set_up(self, archive_fd: int | None) -> None:
@@ -67,7 +68,11 @@ class Supervisor:
         paths = Paths(self.base)
         self.files = FileRequests(paths, self.outbox, self.selector)
         self.programs = ProcessRequests(
-            self.sandbox, paths, self.outbox, self.selector, namespaces=self.namespaces
+            self.sandbox,
+            paths,
+            self.outbox,
+            self.selector,
+            namespace_count=self.namespace_count,
         )
         self.handlers: dict[str, Handler] = {"flow": self.op_flow}
         for owner in (self.files, self.programs):

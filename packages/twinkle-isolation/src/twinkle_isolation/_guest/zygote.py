@@ -148,8 +148,8 @@ class _Zygote:
             os.close(ready_read)
             self.control.close()
             try:
-                rootfs.enter_root(self.layout, sandbox)
-                supervisor = self.prepare(sandbox, channel, archive, ready_write)
+                count = rootfs.enter_root(self.layout, sandbox)
+                supervisor = self.prepare(sandbox, channel, archive, ready_write, count)
             except BaseException as error:
                 os.write(ready_write, f"{type(error).__name__}: {error}".encode()[:4096])
                 os._exit(1)
@@ -158,21 +158,24 @@ class _Zygote:
             linux.set_parent_death_signal(signal.SIGKILL)
             linux.set_child_subreaper()
             os.setsid()
-            supervisor = self.prepare(sandbox, channel, archive, self.control.fileno())
+            supervisor = self.prepare(sandbox, channel, archive, self.control.fileno(), None)
             pid = os.getpid()
             self.answer(request["id"], pid=pid, pidfd=os.pidfd_open(pid))
             self.control.close()
         supervisor.run()
 
     def prepare(
-        self, sandbox: dict[str, Any], channel: int, archive: int | None, keep: int
+        self,
+        sandbox: dict[str, Any],
+        channel: int,
+        archive: int | None,
+        keep: int,
+        namespace_count: int | None,
     ) -> Supervisor:
         connection = socket.socket(fileno=os.dup(channel))
-        supervisor = Supervisor(connection, sandbox, namespaces=self.namespaces)
-        kept = {connection.fileno(), keep}
-        if archive is not None:
-            kept.add(archive)
-        _close_all_but(kept)
+        supervisor = Supervisor(connection, sandbox, namespace_count=namespace_count)
+        kept = {connection.fileno(), keep, archive, namespace_count}
+        _close_all_but({fd for fd in kept if fd is not None})
         supervisor.set_up(archive)
         return supervisor
 

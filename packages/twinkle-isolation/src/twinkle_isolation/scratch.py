@@ -1,0 +1,32 @@
+"""Temporary directories that do not outlive a killed process for long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+__all__ = ["make_scratch"]
+
+
+def make_scratch(kind: str, parent: str | os.PathLike[str] | None = None) -> Path:
+    """Make a temporary directory, and remove those that processes which are gone left behind.
+
+    Args:
+        kind: A word for its name, which is `twinkle-KIND-PID-RANDOM`.
+        parent: Where; the system's place for temporary files by default.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    place = Path(tempfile.gettempdir() if parent is None else parent)
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.glob(f"twinkle-{kind}-*-*"):
+        pid = old.name.split("-")[-2]
+        with contextlib.suppress(OSError):
+            ours = old.lstat().st_uid == os.geteuid() and old.is_dir() and not old.is_symlink()
+            if ours and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"twinkle-{kind}-{os.getpid()}-", dir=place))
