@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
+import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,7 +217,8 @@ def test_ignored_episode_id_is_an_error_unless_allowed(client: Client) -> None:
     ):
         env.reset({"user_data": {"episode_id": "mine"}})
     with client("forgetful", strict_reset=False) as env:
-        assert env.reset({"user_data": {"episode_id": "mine"}}).observation
+        result = env.reset({"user_data": {"episode_id": "mine"}})
+        assert result.info["reset_ignored"] == ["episode_id"]
 
 
 def test_what_cannot_be_verified_is_listed(client: Client) -> None:
@@ -485,6 +489,42 @@ def test_client_class_of_an_installed_package_is_used(
         bad = env.step("env_action", {"word": "crane"})
         assert "guess: Field required" in bad.observation
         assert (bad.done, bad.info["error_kind"]) == (False, "tool")
+
+
+def test_client_class_that_cannot_read_the_answers_is_not_used_unless_asked_for(
+    openenv_ports: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("openenv") is None:
+        pytest.skip("openenv is not installed: it comes with the embedded extra")
+    (tmp_path / "outdated_env.py").write_text(
+        textwrap.dedent(
+            """
+            from openenv.core.client_types import StepResult
+            from openenv.core.env_client import EnvClient
+            from openenv.core.env_server.types import Action
+
+            class LabAction(Action):
+                command: str
+
+            class LabEnv(EnvClient[LabAction, dict, dict]):
+                def _step_payload(self, action): return action.model_dump()
+                def _parse_result(self, payload): return StepResult(info={})
+                def _parse_state(self, payload): return payload
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    url = f"http://127.0.0.1:{openenv_ports['lab']}"
+    with OpenEnvClient("outdated_env", base_url=url) as env:
+        result = env.reset()
+        assert result.info["client_class"] is None
+        assert "cannot read the server's answer" in result.info["client_note"]
+        assert env.step("env_action", say("plain")).observation == "plain"
+    with (
+        OpenEnvClient(env_cls="outdated_env:LabEnv", base_url=url) as env,
+        pytest.raises(EnvError, match="different versions"),
+    ):
+        env.reset()
 
 
 def test_client_class_by_name_brings_its_action(

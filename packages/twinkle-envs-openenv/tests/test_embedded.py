@@ -188,6 +188,9 @@ def test_argument_the_environment_cannot_take_is_an_error_that_lists_what_it_can
         pytest.raises(EnvError, match="no parameter 'seed': it takes none"),
     ):
         counter.reset({"user_data": {"seed": 1}})
+    with OpenEnv(env_cls=Counter, strict_reset=False) as counter:
+        result = counter.reset({"user_data": {"seed": 1}})
+        assert result.info["reset_ignored"] == ["seed"]
 
 
 def test_reset_kwargs_attribute_may_change_between_episodes(lab: ModuleType) -> None:

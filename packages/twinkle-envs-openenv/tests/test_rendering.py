@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation
+from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation, start_error
 
 SERVER_TRACEBACK = """Traceback (most recent call last):
   File "/app/coding_env/server/python_executor.py", line 80, in run
@@ -78,6 +78,13 @@ def test_traceback_through_the_server_is_cut_to_what_the_program_did() -> None:
     )
 
 
+def test_error_said_before_the_traceback_and_after_it_shows_once() -> None:
+    said = "InterpreterError: division by zero"
+    stderr = f"{said}\n{SERVER_TRACEBACK.rstrip()}\n{said}"
+    text = render_observation({"result": {"stdout": "", "stderr": "", "exception": stderr}})
+    assert text.count(said) == 1 and "python_executor.py" not in text
+
+
 def test_traceback_of_the_program_itself_is_kept() -> None:
     own = 'Traceback (most recent call last):\n  File "main.py", line 1, in <module>\nKeyError: 1'
     assert own in render_observation({"stdout": "", "stderr": own, "exit_code": 1})
@@ -134,6 +141,21 @@ def test_objects_with_fields_are_rendered_as_mappings() -> None:
 
 def test_lone_surrogates_and_infinities_are_made_readable() -> None:
     assert render_observation({"a": "\ud800", "b": float("inf")}) == "a: �\nb: Infinity"
+
+
+@pytest.mark.parametrize(
+    ("observation", "done", "metadata", "said"),
+    [
+        ({"text": "x"}, False, {}, None),
+        ({}, True, {"status": "error", "error": "no key"}, "no key"),
+        ({}, True, {"status": "error", "message": "no key"}, "no key"),
+        ({}, True, {"status": "ready"}, None),
+        ({"error": "'scenario' is required"}, False, {}, "'scenario' is required"),
+        ({"error": None}, False, {}, None),
+    ],
+)
+def test_start_error(observation: Any, done: bool, metadata: Any, said: str | None) -> None:
+    assert start_error(observation, done=done, metadata=metadata) == said
 
 
 @pytest.mark.parametrize(

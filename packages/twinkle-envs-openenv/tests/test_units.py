@@ -202,8 +202,9 @@ def test_reset_kwargs_fit_the_signature() -> None:
     def nothing() -> None: ...
 
     kwargs = ResetKwargs(explicit={"seed": 1}, offered={"label": "x"})
-    assert fit_to_signature(strict, kwargs) == {"seed": 1}
-    assert fit_to_signature(lenient, kwargs) == {"seed": 1, "label": "x"}
+    assert fit_to_signature(strict, kwargs) == ({"seed": 1}, [])
+    assert fit_to_signature(lenient, kwargs) == ({"seed": 1, "label": "x"}, [])
+    assert fit_to_signature(nothing, kwargs, strict=False) == ({}, ["seed"])
     with pytest.raises(EnvError, match="no parameter 'seed': it takes none"):
         fit_to_signature(nothing, kwargs)
     with pytest.raises(EnvError, match="no parameter 'sead': it takes seed"):
@@ -299,7 +300,7 @@ def test_two_packages_with_bare_imports_keep_their_models_apart(
 
     for name in ("first_env", "second_env"):
         loaded = import_module(f"{name}.server.main_part")
-        assert (loaded.NAME, loaded.KIND) == (name, "helper")
+        assert (name, "helper") == (loaded.NAME, loaded.KIND)
     assert not {"models", "helpers", "server"} & sys.modules.keys()
     assert sys.modules["first_env.models"].NAME == "first_env"
     for name in [m for m in sys.modules if m.split(".")[0] in ("first_env", "second_env")]:

@@ -24,7 +24,7 @@ from twinkle_agentic.envs.openenv.errors import ActionRefusedError
 from twinkle_agentic.envs.openenv.hop import on_background
 from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
 from twinkle_agentic.envs.openenv.protocol import MAX_ACTION_BYTES, MessageType, encode
-from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation
+from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation, start_error
 from twinkle_agentic.envs.openenv.reset_kwargs import ResetKwargs, collect_reset_kwargs
 from twinkle_agentic.envs.openenv.sync_face import SessionClient
 from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
@@ -356,13 +356,18 @@ class OpenEnvClient(Env):
     def _begun(self, begun: Begun, skipped: list[str]) -> StepResult:
         if begun.ignored and self._strict_reset:
             raise EnvError(
-                f"the environment on {self.url} ignores {', '.join(map(repr, begun.ignored))} at reset: "
-                "leave it out, or pass strict_reset=False"
+                f"the environment on {self.url} ignores {', '.join(map(repr, begun.ignored))} at reset, "
+                "and perhaps other arguments: leave it out, or pass strict_reset=False"
             )
-        raw = self._parsed(begun.data)
+        try:
+            raw = self._parsed(begun.data)
+        except EnvError as error:
+            if not self._server.use_plain_dicts(error):
+                raise
+            raw = self._parsed(begun.data)
         metadata = _metadata(begun.data)
-        if bool(raw.done) and metadata.get("status") == "error":
-            said = metadata.get("error") or metadata.get("message") or metadata
+        said = start_error(begun.data.get("observation"), done=bool(raw.done), metadata=metadata)
+        if said is not None:
             raise EnvError(f"the environment could not start an episode: {said}")
         self._episode.begin(done=bool(raw.done))
         info: dict[str, Any] = {
@@ -372,6 +377,7 @@ class OpenEnvClient(Env):
         }
         notes = {
             "client_note": self._server.binding_note,
+            "reset_ignored": begun.ignored,
             "reset_unverified": begun.unverified,
             "reset_skipped": skipped,
         }
@@ -386,16 +392,16 @@ class OpenEnvClient(Env):
         if (refusal := self._episode.refusal()) is not None:
             return refusal
         arguments = {} if arguments is None else arguments
-        if not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(arguments, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             return self._episode.failed(
                 f"the arguments of {tool_name!r} must be an object, found {arguments!r}",
                 kind=ErrorKind.TOOL,
             )
         if (handler := self._local.get(tool_name)) is not None:
             return handler
-        names = [name_of(tool) for tool in self._server_tools()]
+        tools = self._server_tools()
         maps_any = self._tools is None and self._action_mapper is not None
-        if names and tool_name not in names and not maps_any:
+        if tools and not maps_any and not any(name_of(tool) == tool_name for tool in tools):
             known = ", ".join(name_of(tool) for tool in self._local.merged(self._server_tools()))
             return self._episode.failed(
                 f"there is no tool {tool_name!r}; the tools are {known}", kind=ErrorKind.TOOL
@@ -468,12 +474,13 @@ class OpenEnvClient(Env):
         return StepResult.failed(error, episode_reward=self._episode.reward)
 
 
-def _metadata(data: Mapping[str, Any]) -> dict[str, Any]:
-    observation: Any = data.get("observation")
+def _metadata(data: dict[str, Any]) -> dict[str, Any]:
     found: Any = data.get("metadata")
-    if not found and isinstance(observation, Mapping):
-        found = cast("Mapping[str, Any]", observation).get("metadata")
-    return dict(cast("Mapping[str, Any]", found)) if isinstance(found, Mapping) else {}
+    if not found:
+        observation: Any = data.get("observation")
+        if isinstance(observation, dict):
+            found = cast("dict[str, Any]", observation).get("metadata")
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _is_json(value: Any) -> bool:

@@ -11,7 +11,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from twinkle_agentic.envs.openenv.discovery import action_class_of_client, find_client_classes
 from twinkle_agentic.envs.openenv.importing import is_importable, load_object
 from twinkle_agentic.tools.threads import run_blocking
 
@@ -59,6 +58,11 @@ async def resolve_client_class(env_name: str | None, env_cls: Any) -> Resolved:
 
 
 def _find(env_name: str | None, env_cls: Any) -> Resolved:
+    from twinkle_agentic.envs.openenv.discovery import (  # of no use without an installed package
+        action_class_of_client,
+        find_client_classes,
+    )
+
     if env_name is not None:
         try:
             found = find_client_classes(env_name)

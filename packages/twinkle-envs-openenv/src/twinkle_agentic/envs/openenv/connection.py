@@ -22,6 +22,7 @@ from twinkle_agentic.envs.openenv.session import Session
 from twinkle_agentic.envs.openenv.tool_schemas import (
     RUN_PYTHON,
     action_kind,
+    mcp_call,
     tool_from_action,
     tools_from_mcp,
 )
@@ -134,6 +135,18 @@ class ServerConnection:
         await self._bind()
         await self._offer_tools(self._own_session(), may_step=False)
 
+    def use_plain_dicts(self, reason: EnvError) -> bool:
+        """Give up a client class that was found, not asked for, because it does not get on with the server.
+
+        Returns:
+            Whether that was possible.
+        """
+        if self._env_cls is not None or self.binding_name is None:
+            return False
+        self.binding_note = f"plain dicts are used: {reason}"
+        self._binding = WireBinding(self._schema)
+        return True
+
     async def close(self) -> None:
         """End the session."""
         session = self._session
@@ -153,11 +166,7 @@ class ServerConnection:
             "tool_name" in arguments and set(arguments) <= {"type", "tool_name", "arguments"}
         ):
             return dict(arguments)
-        call: dict[str, Any] = {"tool_name": tool_name, "arguments": dict(arguments)}
-        known: Any = (self._schema or {}).get("properties")
-        if not isinstance(known, Mapping) or "type" in known:
-            call = {"type": "call_tool", **call}
-        return call
+        return mcp_call(tool_name, arguments, self._schema)
 
     def _running_session(self) -> Session:
         session = self._session

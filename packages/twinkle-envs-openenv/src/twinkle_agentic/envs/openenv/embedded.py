@@ -19,11 +19,12 @@ from twinkle_agentic.envs.openenv.episode import Episode
 from twinkle_agentic.envs.openenv.importing import load_object
 from twinkle_agentic.envs.openenv.in_process import InProcessResult, read_result
 from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
-from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation
+from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation, start_error
 from twinkle_agentic.envs.openenv.reset_kwargs import collect_reset_kwargs, fit_to_signature
 from twinkle_agentic.envs.openenv.runners import method, runner_for
 from twinkle_agentic.envs.openenv.tool_schemas import (
     action_kind,
+    mcp_call,
     tool_from_action,
     tools_from_mcp,
 )
@@ -63,6 +64,8 @@ class OpenEnv(Env):
         observation_renderer: `observation -> str`, in place of the built-in rendering.
         max_observation_chars: Characters kept of an observation, head and tail; `None` keeps all.
         reset_keys: Keys of `user_data` offered to the environment's `reset`; `None` offers all.
+        strict_reset: Fail a reset with a `seed`, an `episode_id` or `reset_kwargs` that the environment has no
+            parameter for; else they are left out and listed in `info["reset_ignored"]`.
         busy_timeout_s: Seconds to wait for a call that is still running, such as an abandoned step.
 
     Raises:
@@ -89,6 +92,7 @@ class OpenEnv(Env):
         observation_renderer: Callable[[Any], str] | None = None,
         max_observation_chars: int | None = MAX_TEXT_CHARS,
         reset_keys: Iterable[str] | None = None,
+        strict_reset: bool = True,
         busy_timeout_s: float = 30.0,
     ) -> None:
         if (env_name is None) == (env_cls is None):
@@ -104,6 +108,7 @@ class OpenEnv(Env):
         self._renderer = observation_renderer
         self._max_chars = max_observation_chars
         self._reset_keys = None if reset_keys is None else list(reset_keys)
+        self._strict_reset = strict_reset
         self._busy_timeout_s = busy_timeout_s
         self._local = LocalTools()
         self._lock = threading.RLock()
@@ -135,6 +140,8 @@ class OpenEnv(Env):
                 f"{resolved.__name__}(**env_kwargs) failed with env_kwargs={dict(env_kwargs or {})!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+        # What an MCP environment offers may depend on the episode.
+        self._lists_at_reset = tools == "auto" and self._takes_mcp_calls()
         self._tools = self._auto_tools() if tools == "auto" else list(tools or [])
 
     # Tools
@@ -182,7 +189,7 @@ class OpenEnv(Env):
                 self.reset_kwargs, cast("Mapping[str, Any] | None", trajectory), self._reset_keys
             )
             reset = method(self._env, "reset")
-            arguments = fit_to_signature(reset, kwargs)
+            arguments, ignored = fit_to_signature(reset, kwargs, strict=self._strict_reset)
             try:
                 returned = self._runner.run(reset, **arguments)
             except Exception as error:
@@ -191,18 +198,18 @@ class OpenEnv(Env):
                     f"{type(error).__name__}: {error}"
                 ) from error
             result = read_result(returned)
-            if result.done and result.metadata.get("status") == "error":
-                said = result.metadata.get("error") or result.metadata.get("message")
+            said = start_error(result.observation, done=result.done, metadata=result.metadata)
+            if said is not None:
                 raise EnvError(f"the environment could not start an episode: {said}")
             text = self._rendered(result, first=True)
             self._last_result = returned
+            if self._lists_at_reset:
+                self._tools = self._auto_tools()
             self._episode.begin(done=result.done)
-            return StepResult.scored(
-                text,
-                result.reward,
-                done=result.done,
-                info={"metadata": result.metadata, "episode_reward": 0.0},
-            )
+            info: dict[str, Any] = {"metadata": result.metadata, "episode_reward": 0.0}
+            if ignored:
+                info["reset_ignored"] = ignored
+            return StepResult.scored(text, result.reward, done=result.done, info=info)
 
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one action; never raises for what the model or the environment does.
@@ -362,11 +369,7 @@ class OpenEnv(Env):
         if self._takes_mcp_calls() and not (
             "tool_name" in arguments and set(arguments) <= {"type", "tool_name", "arguments"}
         ):
-            arguments = {
-                "type": "call_tool",
-                "tool_name": tool_name,
-                "arguments": dict(arguments),
-            }
+            arguments = mcp_call(tool_name, arguments, self._action_schema())
         return self._as_action(arguments)
 
     def _as_action(self, action: Any) -> Any:

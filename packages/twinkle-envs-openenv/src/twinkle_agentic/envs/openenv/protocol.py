@@ -47,6 +47,10 @@ _ANSWERS = {
     MessageType.MCP: "mcp",
 }
 
+_HEADS = {kind: f'{{"type":"{kind.value}","data":' for kind in MessageType}
+_STATE_FRAME = '{"type":"state"}'
+_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 # After these the session goes on; any other code ends it.
 _SESSION_LIVES = frozenset({"EXECUTION_ERROR", "UNKNOWN_TYPE", "INVALID_JSON"})
 
@@ -56,15 +60,14 @@ def encode(kind: MessageType, data: Any, *, max_bytes: int = MAX_ACTION_BYTES) -
 
     Args:
         kind: What is asked.
-        data: JSON values; `None` for a message that takes none. Lone surrogates are replaced by U+FFFD: no UTF-8 encoder takes them.
+        data: JSON values; `None` asks for the state, which takes none. Lone surrogates are replaced by U+FFFD: no UTF-8 encoder takes them.
         max_bytes: Largest frame the server takes.
 
     Raises:
         ActionRefusedError: It is no JSON (an object of another type, NaN, an infinity) or too large.
     """
-    message = {"type": str(kind)} if data is None else {"type": str(kind), "data": data}
     try:
-        text = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _STATE_FRAME if data is None else f"{_HEADS[kind]}{_to_json(data)}}}"
     except (TypeError, ValueError, RecursionError) as error:
         raise ActionRefusedError(f"the {kind} data is no JSON: {error}") from None
     try:
@@ -93,7 +96,7 @@ def decode(frame: str | bytes, kind: MessageType) -> dict[str, Any]:
             what.
     """
     try:
-        message: Any = json.loads(frame)
+        message: Any = json.loads(frame if isinstance(frame, str) else str(frame, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise SessionClosedError(
             f"the answer to {kind} is no JSON ({error}), found {_start(frame)!r}: the session was closed"

@@ -24,7 +24,7 @@ class WireObservation(dict[str, Any]):
             ) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RawResult:
     """One answer of the server.
 

@@ -19,7 +19,7 @@ from twinkle_agentic.envs.text import (
     to_text,
 )
 
-__all__ = ["mcp_error", "observation_fields", "render_observation"]
+__all__ = ["mcp_error", "observation_fields", "render_observation", "start_error"]
 
 _HINT = "pass observation_renderer= to put them into words"
 _HIDDEN = frozenset({"metadata", "reward", "done"})
@@ -35,7 +35,11 @@ _LINK_LINE = re.compile(r"\n *For further information visit \S+")
 
 
 def observation_fields(observation: Any) -> dict[str, Any] | None:
-    """Return the fields of an observation (a mapping or a model); `None` where it has none."""
+    """Return the fields of an observation (a mapping or a model), not to be changed; `None` where it has none."""
+    if observation is None or isinstance(observation, (str, int, float, list)):
+        return None
+    if isinstance(observation, dict):
+        return cast("dict[str, Any]", observation)
     if isinstance(observation, Mapping):
         return dict(cast("Mapping[str, Any]", observation))
     dump = getattr(observation, "model_dump", None)
@@ -95,6 +99,17 @@ def mcp_error(observation: Any) -> str | None:
     return None
 
 
+def start_error(observation: Any, *, done: bool, metadata: Mapping[str, Any]) -> str | None:
+    """Return what a first observation says went wrong with the start of the episode; `None` where nothing did.
+
+    Some environments do not raise: they end the episode at once, with an error in the metadata, or in a field.
+    """
+    if done and metadata.get("status") == "error":
+        return str(metadata.get("error") or metadata.get("message") or dict(metadata))
+    said = (observation_fields(observation) or {}).get("error")
+    return said if isinstance(said, str) and said.strip() else None
+
+
 def _render_mcp(fields: Mapping[str, Any]) -> str:
     error = mcp_error(fields)
     if error is not None:
@@ -124,9 +139,9 @@ def _mcp_content(result: Mapping[str, Any]) -> str:
 
 def _render_program(fields: Mapping[str, Any], *, extras: bool = True) -> str:
     stderr = _without_server_frames(str(fields.get("stderr") or ""))
-    exception = fields.get("exception")
-    if exception and str(exception).strip() not in stderr:
-        stderr = f"{stderr.rstrip()}\n{exception}" if stderr.strip() else str(exception)
+    exception = _without_server_frames(str(fields.get("exception") or "")).strip()
+    if exception and exception.splitlines()[0] not in stderr:
+        stderr = f"{stderr.rstrip()}\n{exception}" if stderr.strip() else exception
     exit_code = fields.get("exit_code")
     text = render_command_output(
         str(fields.get("stdout") or ""), stderr, exit_code if isinstance(exit_code, int) else None
@@ -145,10 +160,14 @@ def _without_server_frames(stderr: str) -> str:
         _SERVER_FRAME.match(lines[i]) or "/concurrent/futures/" in lines[i] for i in frames
     ):
         return stderr
+    # Where the error is said before the traceback too, those lines stay and the rest goes.
+    starts = [i for i, line in enumerate(lines[: frames[0]]) if line.startswith("Traceback")]
+    kept = lines[: starts[0]] if starts else []
     after = frames[-1] + 1
     while after < len(lines) and lines[after].startswith(" "):
         after += 1
-    return "\n".join(lines[after:]) or stderr
+    kept += [line for line in lines[after:] if line not in kept]
+    return "\n".join(kept) or stderr
 
 
 def _render_messages(fields: Mapping[str, Any], first: bool) -> str:

@@ -68,8 +68,13 @@ def collect_reset_kwargs(
     return ResetKwargs(explicit=explicit, offered=offered)
 
 
-def fit_to_signature(reset: Callable[..., Any], kwargs: ResetKwargs) -> dict[str, Any]:
+def fit_to_signature(
+    reset: Callable[..., Any], kwargs: ResetKwargs, *, strict: bool = True
+) -> tuple[dict[str, Any], list[str]]:
     """Choose what an environment's `reset` takes.
+
+    Returns:
+        The arguments, and the explicit ones that are left out because `strict` is false.
 
     Raises:
         EnvError: An explicit argument is none of its parameters; the message lists them.
@@ -77,18 +82,16 @@ def fit_to_signature(reset: Callable[..., Any], kwargs: ResetKwargs) -> dict[str
     try:
         parameters = inspect.signature(reset).parameters.values()
     except (TypeError, ValueError):  # a builtin says nothing about itself
-        return {**kwargs.offered, **kwargs.explicit}
+        return {**kwargs.offered, **kwargs.explicit}, []
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     takes = [parameter.name for parameter in parameters if parameter.kind in by_name]
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return {**kwargs.offered, **kwargs.explicit}
+        return {**kwargs.offered, **kwargs.explicit}, []
     refused = [name for name in kwargs.explicit if name not in takes]
-    if refused:
+    if refused and strict:
         raise EnvError(
             f"the environment's reset has no parameter {', '.join(map(repr, refused))}: "
-            f"it takes {', '.join(takes) or 'none'}"
+            f"it takes {', '.join(takes) or 'none'}; leave it out, or pass strict_reset=False"
         )
-    return {
-        **{name: value for name, value in kwargs.offered.items() if name in takes},
-        **kwargs.explicit,
-    }
+    taken = {**kwargs.offered, **kwargs.explicit}
+    return {name: value for name, value in taken.items() if name in takes}, refused

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, SessionClosedError
 from twinkle_agentic.envs.openenv.link import LinkSettings
-from twinkle_agentic.tools.threads import run_blocking
 
 __all__ = ["fetch_action_schema"]
 
@@ -53,7 +52,9 @@ async def fetch_action_schema(settings: LinkSettings) -> dict[str, Any] | None:
 
 
 async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
-    httpx = await run_blocking(_import_httpx)
+    # 0.1 s, once; a session on an environment whose package is installed never needs it.
+    import httpx
+
     url = f"{settings.address.http_url}/schema"
     proxy = settings.proxy if isinstance(settings.proxy, str) else None
     ask_environment = settings.proxy is True and not settings.address.is_loopback
@@ -88,12 +89,6 @@ async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
         logger.info("%s does not describe its actions", url)
         return None
     return dict(cast("Mapping[str, Any]", schema))
-
-
-def _import_httpx() -> Any:
-    import httpx  # 0.1 s; a session on an environment whose package is installed never needs it
-
-    return httpx
 
 
 def _seen(task: asyncio.Task[dict[str, Any] | None]) -> None:

@@ -18,6 +18,7 @@ from twinkle_agentic.envs.errors import (
     SessionClosedError,
     TwinkleEnvError,
 )
+from twinkle_agentic.envs.openenv.hop import Mailbox, mailbox_of
 from twinkle_agentic.envs.openenv.link import Exchange, Link, LinkSettings, lost_error
 from twinkle_agentic.envs.openenv.protocol import MessageType
 
@@ -42,6 +43,7 @@ class Session:
         self.settings = settings
         self.capacity_timeout_s = capacity_timeout_s
         self.loop = asyncio.get_running_loop()
+        self._mailbox = mailbox_of(self.loop)
         self._lock = asyncio.Lock()
         self._link: Link | None = None
         self._why_none = "no episode has been started: call reset first"
@@ -87,12 +89,14 @@ class Session:
             exchange = Exchange(kind, frame, timeout_s, partial(_resolve, future))
             self.submit(exchange)
         else:
-            exchange = Exchange(kind, frame, timeout_s, partial(_resolve_in, loop, future))
-            self.loop.call_soon_threadsafe(self.submit, exchange)
+            exchange = Exchange(
+                kind, frame, timeout_s, partial(_resolve_in, mailbox_of(loop), future)
+            )
+            self._mailbox.post(self.submit, exchange)
         try:
             return await future
         except asyncio.CancelledError:
-            self.loop.call_soon_threadsafe(self.cancel, exchange)
+            self._mailbox.post(self.cancel, exchange)
             raise
 
     def request_sync(self, kind: MessageType, frame: bytes, *, timeout_s: float) -> dict[str, Any]:
@@ -114,11 +118,11 @@ class Session:
             answered.release()
 
         exchange = Exchange(kind, frame, timeout_s, deliver)
-        self.loop.call_soon_threadsafe(self.submit, exchange)
+        self._mailbox.post(self.submit, exchange)
         try:
             answered.acquire()
         except BaseException:  # Ctrl-C
-            self.loop.call_soon_threadsafe(self.cancel, exchange)
+            self._mailbox.post(self.cancel, exchange)
             raise
         answer, error = outcome
         if error is not None:
@@ -209,13 +213,13 @@ def _resolve(
 
 
 def _resolve_in(
-    loop: asyncio.AbstractEventLoop,
+    caller: Mailbox,
     future: asyncio.Future[dict[str, Any]],
     answer: dict[str, Any] | None,
     error: TwinkleEnvError | None,
 ) -> None:
     with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
-        loop.call_soon_threadsafe(_resolve, future, answer, error)
+        caller.post(_resolve, future, answer, error)
 
 
 _closing: set[asyncio.Task[None]] = set()

@@ -17,6 +17,7 @@ __all__ = [
     "ActionKind",
     "action_kind",
     "check_fields",
+    "mcp_call",
     "tool_from_action",
     "tool_name",
     "tools_from_mcp",
@@ -105,6 +106,15 @@ def tools_from_mcp(listing: Sequence[Any]) -> list[ToolInfo]:
             }
         )
     return [tool for tool in tools if tool_name(tool)]
+
+
+def mcp_call(
+    tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Make the fields of an action that calls an MCP tool."""
+    call: dict[str, Any] = {"tool_name": tool, "arguments": dict(arguments)}
+    known = properties(schema or {})
+    return {"type": "call_tool", **call} if not known or "type" in known else call
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
