@@ -35,7 +35,11 @@ def _reply(message: dict[str, object], finish: str) -> bytes:
 def _calling(turn: int) -> bytes:
     function = {"name": "echo", "arguments": '{"text": "some text to repeat"}'}
     call = {"id": f"call_{turn}", "type": "function", "function": function}
-    message = {"role": "assistant", "content": "I will look.", "tool_calls": [call]}
+    message: dict[str, object] = {
+        "role": "assistant",
+        "content": "I will look.",
+        "tool_calls": [call],
+    }
     return _reply(message, "tool_calls")
 
 

@@ -259,7 +259,8 @@ def main() -> None:
             foreign = name.startswith("twinkle-kit")
             if foreign and (options.kit_python is None or count > 512):
                 continue
-            runs = measure(name, options.kit_python if foreign else sys.executable, count, options)
+            python = str(options.kit_python) if foreign else sys.executable
+            runs = measure(name, python, count, options)
             if isinstance(runs, str):
                 console.print(f"[red]{name} failed[/red]: {runs[-400:]}")
                 continue

@@ -12,7 +12,7 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -28,18 +28,18 @@ running: Counter[str] = Counter()
 
 
 def broken_rule(body: dict[str, Any]) -> str | None:
-    messages = body.get("messages")
+    messages: Any = body.get("messages")
     if not isinstance(messages, list) or not messages:
         return "messages must be a non-empty list"
     if body.get("tools") == []:
         return "tools must not be empty"
     seen: set[str] = set()
     open_calls: list[str] = []
-    for message in messages:
+    for message in cast("list[dict[str, Any]]", messages):
         role = message.get("role")
         if role not in FIELDS:
             return f"unknown role {role!r}"
-        if extra := set(message) - FIELDS[role]:
+        if extra := set(message) - FIELDS[str(role)]:
             return f"unknown fields {sorted(extra)} in a {role} message"
         if not isinstance(message.get("content"), (str, list)):
             return f"content of a {role} message must be text"
@@ -270,6 +270,8 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
             return (
                 failing(400, "lone surrogate") if "\\ud800" in sent.lower() else ok(reply("done"))
             )
+        case _:
+            pass
     return failing(404, {"message": f"no model {model!r}"})
 
 

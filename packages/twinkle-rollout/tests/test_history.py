@@ -19,7 +19,7 @@ def history(*messages: dict[str, Any], offered: tuple[str, ...] = ()) -> list[di
 
 
 def test_only_fields_of_the_protocol_are_kept() -> None:
-    message = {
+    message: dict[str, Any] = {
         "role": "assistant",
         "content": None,
         "tool_calls": [],

@@ -64,9 +64,10 @@ class Tokenizer:
         self.bpe.train_from_iterator(
             ["hello world", "the tool call is here", "assistant user"], trainer
         )
-        self.eos_token_id = self.bpe.token_to_id(self.eos_token)
+        self.eos_token_id: int = self.bpe.token_to_id(self.eos_token) or 0
         environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        environment.filters["tojson"] = lambda value: json.dumps(value)
+        filters: Any = environment.filters
+        filters["tojson"] = json.dumps
         self.template = environment.from_string(template)
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
@@ -127,7 +128,8 @@ class Template:
         longer = self._invoke_post_pipeline([longer])[0]
         text = self.tokenizer.decode(tokens, skip_special_tokens=True)
         calls = self.parse_tool_call(text)
-        message = {"role": "assistant", "content": text.split("<tool_call>")[0] if calls else text}
+        message: dict[str, Any] = {"role": "assistant"}
+        message["content"] = text.split("<tool_call>")[0] if calls else text
         if calls:
             message["tool_calls"] = calls
         longer["messages"].append(message)
@@ -136,6 +138,19 @@ class Template:
     def parse_tool_call(self, decoded: str) -> list[Any]:
         found = re.findall(r"<tool_call>(.*?)</tool_call>", decoded, re.DOTALL)
         return [json.loads(text) for text in found]
+
+
+def always(value: Any) -> Any:
+    """Make a function that gives a value whatever it is asked."""
+
+    def same(*_: Any, **__: Any) -> Any:
+        return value
+
+    return same
+
+
+def rollout_of(*args: Any, **kwargs: Any) -> Any:
+    return MultiTurnRollout(*args, **kwargs)
 
 
 def call_text(text: str, name: str = "echo") -> str:
@@ -159,13 +174,13 @@ class Sampler:
     template: Template
     script: Callable[[str, int], Any]
     logprobs: bool = True
-    batches: list[int] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list[int])
     change: Callable[[Sequence], None] = lambda sequence: None
 
     def sample(self, inputs: list[Any], sampling_params: Any = None) -> list[Any]:
         self.batches.append(len(inputs))
         self.params = sampling_params
-        responses = []
+        responses: list[Any] = []
         for feature in inputs:
             messages = feature["messages"]
             turn = 1 + sum(m["role"] == "assistant" for m in messages)
@@ -211,24 +226,24 @@ def trained(out: Any) -> list[int]:
 
 
 def test_the_tokens_are_the_canonical_conversation(template: Template, echo: ToolManager) -> None:
-    (out,) = MultiTurnRollout(Sampler(template, two_turns), template, echo)(prompts("a"))
+    (out,) = rollout_of(Sampler(template, two_turns), template, echo)(prompts("a"))
     rendered = template.tokenizer.apply_chat_template(
         out["messages"], tokenize=False, add_generation_prompt=False
     )
     # All of it, the line breaks between turns included; only the one after the last turn is not
     # there yet.
-    assert template.tokenizer.decode(out["input_ids"]) + "\n" == rendered  # type: ignore[typeddict-item]
-    assert (out["stop_reason"], out["turns"], out["truncated"]) == ("stop", 3, False)  # type: ignore[typeddict-item]
+    assert template.tokenizer.decode(out["input_ids"]) + "\n" == rendered
+    assert (out["stop_reason"], out["turns"], out["truncated"]) == ("stop", 3, False)
 
 
 def test_only_sampled_ids_are_learnt_and_each_has_a_logprob(
     template: Template, echo: ToolManager
 ) -> None:
     sampler = Sampler(template, two_turns)
-    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
     said = [*sampler.ids(call_text("a 1")), *sampler.ids(call_text("a 2")), *sampler.ids("done a")]
     assert trained(out) == said
-    assert out["logprobs"] == [-0.5] * len(said)  # type: ignore[typeddict-item]
+    assert out["logprobs"] == [-0.5] * len(said)
 
 
 def test_sampled_ids_are_never_tokenised_again(template: Template, echo: ToolManager) -> None:
@@ -237,7 +252,7 @@ def test_sampled_ids_are_never_tokenised_again(template: Template, echo: ToolMan
     odd = [i for c in call_text("x") for i in tokenizer.encode(c)] + [tokenizer.eos_token_id]
     assert odd != tokenizer.encode(call_text("x") + "<|im_end|>")
     sampler = Sampler(template, lambda p, turn: Sequence(list(odd)) if turn == 1 else "end")
-    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
     assert trained(out)[: len(odd)] == odd
 
 
@@ -247,19 +262,19 @@ def test_a_turn_without_its_end_token_gets_one_that_is_not_learnt(
     sampler = Sampler(template, two_turns)
     open_end = sampler.ids(call_text("x"), end=False)
     sampler.script = lambda p, turn: Sequence(list(open_end)) if turn == 1 else "end"
-    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
-    text = template.tokenizer.decode(out["input_ids"])  # type: ignore[typeddict-item]
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
+    text = template.tokenizer.decode(out["input_ids"])
     assert "</tool_call><|im_end|>\n<|im_start|>user" in text
     assert trained(out) == [*open_end, *sampler.ids("end")]
 
 
 def test_tools_of_the_prompt_stay_in_the_rendering(template: Template, echo: ToolManager) -> None:
     given: Any = [{**prompts("a")[0], "tools": echo.tool_infos()}]
-    (out,) = MultiTurnRollout(Sampler(template, two_turns), template, echo)(given)
+    (out,) = rollout_of(Sampler(template, two_turns), template, echo)(given)
     rendered = template.tokenizer.apply_chat_template(
         out["messages"], tokenize=False, add_generation_prompt=False, tools=echo.tool_infos()
     )
-    assert template.tokenizer.decode(out["input_ids"]) + "\n" == rendered  # type: ignore[typeddict-item]
+    assert template.tokenizer.decode(out["input_ids"]) + "\n" == rendered
 
 
 def test_finished_trajectories_leave_the_batch(template: Template, echo: ToolManager) -> None:
@@ -269,7 +284,7 @@ def test_finished_trajectories_leave_the_batch(template: Template, echo: ToolMan
     sampler = Sampler(template, script)
     given = prompts("1", "3", "2")
     before = copy.deepcopy(given)
-    outs: Any = MultiTurnRollout(sampler, template, echo)(given)
+    outs: Any = rollout_of(sampler, template, echo)(given)
     assert sampler.batches == [3, 2, 1]
     assert [o["turns"] for o in outs] == [1, 3, 2]
     assert [o["messages"][0] for o in outs] == [t["messages"][0] for t in given]
@@ -279,7 +294,7 @@ def test_finished_trajectories_leave_the_batch(template: Template, echo: ToolMan
 def test_every_rank_gets_an_input(template: Template, echo: ToolManager) -> None:
     sampler: Any = Sampler(template, lambda p, turn: call_text("x") if turn < int(p) else "end")
     sampler.device_mesh = SimpleNamespace(data_world_size=2)
-    outs: Any = MultiTurnRollout(sampler, template, echo)(prompts("1", "3"))
+    outs: Any = rollout_of(sampler, template, echo)(prompts("1", "3"))
     assert sampler.batches == [2, 2, 2]
     assert [o["turns"] for o in outs] == [1, 3]
 
@@ -288,32 +303,30 @@ def test_a_cut_turn_runs_nothing(template: Template, echo: ToolManager) -> None:
     sampler = Sampler(template, two_turns)
     cut = Sequence(sampler.ids(call_text("x"), end=False), "length")
     sampler.script = lambda p, turn: cut
-    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
-    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("length", True, 1)  # type: ignore[typeddict-item]
-    assert out["messages"][-1]["content"].startswith("Error: not executed")  # type: ignore[union-attr]
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
+    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("length", True, 1)
+    assert out["messages"][-1]["content"].startswith("Error: not executed")
     assert trained(out) == cut.tokens
 
 
 def test_an_aborted_turn_is_an_api_error(template: Template, echo: ToolManager) -> None:
     sampler = Sampler(template, lambda p, turn: Sequence([5], "abort"))
-    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
-    assert (out["stop_reason"], out["retryable"], out["reward"]) == ("api_error", True, None)  # type: ignore[typeddict-item]
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
+    assert (out["stop_reason"], out["retryable"], out["reward"]) == ("api_error", True, None)
 
 
 def test_the_turn_limit_answers_what_is_open(template: Template, echo: ToolManager) -> None:
-    rollout = MultiTurnRollout(Sampler(template, two_turns), template, echo, max_turns=2)
+    rollout = rollout_of(Sampler(template, two_turns), template, echo, max_turns=2)
     (out,) = rollout(prompts("a"))
-    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("max_turns", True, 2)  # type: ignore[typeddict-item]
+    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("max_turns", True, 2)
     assert [m["role"] for m in out["messages"]] == ["user", *["assistant", "tool"] * 2]
     assert out["messages"][-1]["content"] == "Error: not executed: the turn limit was reached."
 
 
 def test_the_token_limit_ends_a_trajectory(template: Template, echo: ToolManager) -> None:
-    rollout = MultiTurnRollout(
-        Sampler(template, two_turns), template, echo, max_trajectory_tokens=30
-    )
+    rollout = rollout_of(Sampler(template, two_turns), template, echo, max_trajectory_tokens=30)
     (out,) = rollout(prompts("a"))
-    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("length", True, 1)  # type: ignore[typeddict-item]
+    assert (out["stop_reason"], out["truncated"], out["turns"]) == ("length", True, 1)
 
 
 def test_tool_messages_that_do_not_fit_end_the_trajectory(
@@ -323,9 +336,9 @@ def test_tool_messages_that_do_not_fit_end_the_trajectory(
     first = len(template.encode(prompts("a")[0], True)["input_ids"]) + len(
         sampler.ids(call_text("a 1"))
     )
-    rollout = MultiTurnRollout(sampler, template, echo, max_trajectory_tokens=first + 3)
+    rollout = rollout_of(sampler, template, echo, max_trajectory_tokens=first + 3)
     (out,) = rollout(prompts("a"))
-    assert (out["stop_reason"], len(out["input_ids"])) == ("length", first)  # type: ignore[typeddict-item]
+    assert (out["stop_reason"], len(out["input_ids"])) == ("length", first)
     assert out["messages"][-1]["content"] == "echo a 1"
 
 
@@ -336,15 +349,15 @@ def test_the_templates_own_length_limit_is_length(echo: ToolManager) -> None:
         sampler.ids(call_text("a 1"))
     )
     short = Template(whole.tokenizer, max_length=first + 3)
-    (out,) = MultiTurnRollout(Sampler(short, two_turns), short, echo)(prompts("a"))
-    assert (out["stop_reason"], len(out["input_ids"]), out["turns"]) == ("length", first, 1)  # type: ignore[typeddict-item]
-    assert len(trained(out)) == len(out["logprobs"])  # type: ignore[typeddict-item]
+    (out,) = rollout_of(Sampler(short, two_turns), short, echo)(prompts("a"))
+    assert (out["stop_reason"], len(out["input_ids"]), out["turns"]) == ("length", first, 1)
+    assert len(trained(out)) == len(out["logprobs"])
 
 
 def test_no_logprobs_is_none(template: Template, echo: ToolManager) -> None:
     sampler = Sampler(template, two_turns, logprobs=False)
-    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
-    assert out["logprobs"] is None  # type: ignore[typeddict-item]
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
+    assert out["logprobs"] is None
 
 
 def drop_logprob(sequence: Sequence) -> None:
@@ -378,16 +391,16 @@ def test_a_sampler_that_breaks_its_contract_is_refused(
 ) -> None:
     sampler = Sampler(template, lambda p, turn: "end of it", change=change)
     with pytest.raises(RuntimeError, match=match):
-        MultiTurnRollout(sampler, template, echo)(prompts("a"))
+        rollout_of(sampler, template, echo)(prompts("a"))
 
 
 @pytest.mark.parametrize("responses", [[], None, [SimpleNamespace(sequences=[])]])
 def test_missing_responses_are_refused(
     template: Template, echo: ToolManager, responses: Any
 ) -> None:
-    sampler: Any = SimpleNamespace(sample=lambda inputs, sampling_params=None: responses)
+    sampler: Any = SimpleNamespace(sample=always(responses))
     with pytest.raises(RuntimeError, match=r"response"):
-        MultiTurnRollout(sampler, template, echo)(prompts("a"))
+        rollout_of(sampler, template, echo)(prompts("a"))
 
 
 def test_a_sampler_may_leave_the_appending_to_the_template(
@@ -397,15 +410,15 @@ def test_a_sampler_may_leave_the_appending_to_the_template(
         sequence.new_input_feature = None
 
     sampler = Sampler(template, two_turns, change=forget)
-    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
-    assert (out["stop_reason"], len(trained(out))) == ("stop", len(out["logprobs"]))  # type: ignore[typeddict-item]
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
+    assert (out["stop_reason"], len(trained(out))) == ("stop", len(out["logprobs"]))
 
 
 def test_a_template_that_rewrites_history_ends_its_trajectory(echo: ToolManager) -> None:
     rewriting = Template(Tokenizer("{{ messages | length }}" + CHATML))
-    (out,) = MultiTurnRollout(Sampler(rewriting, two_turns), rewriting, echo)(prompts("a"))
-    assert (out["stop_reason"], out["error_kind"], out["reward"]) == ("api_error", "template", None)  # type: ignore[typeddict-item]
-    assert "rewrites earlier turns" in out["error"]  # type: ignore[typeddict-item]
+    (out,) = rollout_of(Sampler(rewriting, two_turns), rewriting, echo)(prompts("a"))
+    assert (out["stop_reason"], out["error_kind"], out["reward"]) == ("api_error", "template", None)
+    assert "rewrites earlier turns" in out["error"]
 
 
 def test_an_untold_template_extension_is_a_bridge_error() -> None:
@@ -440,7 +453,7 @@ def test_tools_of_different_trajectories_run_at_the_same_time(template: Template
 
     manager = ToolManager([FunctionTool(echo)])
     sampler = Sampler(template, lambda p, turn: call_text(p) if turn == 1 else "end")
-    outs: Any = MultiTurnRollout(sampler, template, manager)(prompts(*"abcdef"))
+    outs: Any = rollout_of(sampler, template, manager)(prompts(*"abcdef"))
     assert [o["messages"][2]["content"] for o in outs] == list("abcdef")
 
 
@@ -449,8 +462,8 @@ def test_failing_tools_are_counted_and_answered(template: Template) -> None:
         raise ValueError(text)
 
     manager = ToolManager([FunctionTool(echo)])
-    (out,) = MultiTurnRollout(Sampler(template, two_turns), template, manager)(prompts("a"))
-    assert (out["stop_reason"], out["tool_errors"]) == ("stop", {"tool": 2})  # type: ignore[typeddict-item]
+    (out,) = rollout_of(Sampler(template, two_turns), template, manager)(prompts("a"))
+    assert (out["stop_reason"], out["tool_errors"]) == ("stop", {"tool": 2})
 
 
 class Game(Env):
@@ -471,7 +484,7 @@ def act(prompt: str, turn: int) -> str:
 def test_the_env_ends_the_episode_and_gives_the_reward(template: Template) -> None:
     envs = [Game(3), Game(1), Game(99)]
     managers = [ToolManager(EnvTool.from_env(env)) for env in envs]
-    rollout = MultiTurnRollout(Sampler(template, act), template, managers, max_turns=2)
+    rollout = rollout_of(Sampler(template, act), template, managers, max_turns=2)
     outs: Any = rollout(prompts("a", "b", "c"))
     assert [o["stop_reason"] for o in outs] == ["env_done", "env_done", "max_turns"]
     assert [o["reward"] for o in outs] == [3.0, 1.0, 4.0]
@@ -481,23 +494,23 @@ def test_the_env_ends_the_episode_and_gives_the_reward(template: Template) -> No
 
 def test_a_lost_env_has_no_reward(template: Template) -> None:
     manager = ToolManager(EnvTool.from_env(Game(3, lost=True)))
-    (out,) = MultiTurnRollout(Sampler(template, act), template, manager)(prompts("a"))
+    (out,) = rollout_of(Sampler(template, act), template, manager)(prompts("a"))
     assert (out["stop_reason"], out["error_kind"], out["reward"]) == (
         "env_error",
         "sandbox_lost",
         None,
-    )  # type: ignore[typeddict-item]
+    )
 
 
 def test_one_env_for_several_trajectories_is_refused(template: Template) -> None:
     manager = ToolManager(EnvTool.from_env(Game(3)))
     with pytest.raises(ValueError, match="same env"):
-        MultiTurnRollout(Sampler(template, act), template, manager)(prompts("a", "b"))
+        rollout_of(Sampler(template, act), template, manager)(prompts("a", "b"))
 
 
 def test_sampling_params_reach_the_sampler(template: Template, echo: ToolManager) -> None:
     sampler = Sampler(template, two_turns)
-    rollout = MultiTurnRollout(sampler, template, echo, sampling_params=SamplingParams(seed=1))
+    rollout = rollout_of(sampler, template, echo, sampling_params=SamplingParams(seed=1))
     rollout(prompts("a"))
     assert sampler.params.seed == 1
     rollout(prompts("a"), sampling_params=SamplingParams(seed=2))
@@ -517,13 +530,13 @@ def test_sampling_params_reach_the_sampler(template: Template, echo: ToolManager
 )
 def test_settings_that_cannot_work_are_refused(template: Template, kwargs: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        MultiTurnRollout(
+        rollout_of(
             **{"sampler": None, "template": template, "tool_manager": ToolManager(), **kwargs}
         )
 
 
 def test_overrides_are_checked(template: Template, echo: ToolManager) -> None:
-    rollout = MultiTurnRollout(Sampler(template, two_turns), template)
+    rollout = rollout_of(Sampler(template, two_turns), template)
     with pytest.raises(ValueError, match="tool_manager is missing"):
         rollout(prompts("a"))
     assert len(rollout(prompts("a"), tool_manager=echo)) == 1
@@ -535,12 +548,12 @@ def test_overrides_are_checked(template: Template, echo: ToolManager) -> None:
 
 def test_an_unparsed_call_is_flagged(template: Template, echo: ToolManager) -> None:
     sampler = Sampler(template, lambda p, turn: "<tool_call>{broken")
-    (out,) = MultiTurnRollout(sampler, template, echo)(prompts("a"))
-    assert (out["stop_reason"], out["error_kind"]) == ("stop", "unparsed_tool_call")  # type: ignore[typeddict-item]
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
+    assert (out["stop_reason"], out["error_kind"]) == ("stop", "unparsed_tool_call")
 
 
 def test_traces_leave_the_tokens_out(template: Template, echo: ToolManager, tmp_path: Path) -> None:
-    rollout = MultiTurnRollout(Sampler(template, two_turns), template, echo, trace_dir=tmp_path)
+    rollout = rollout_of(Sampler(template, two_turns), template, echo, trace_dir=tmp_path)
     outs: Any = rollout(prompts("a", "b"), global_step=4)
     record = json.loads(Path(outs[0]["trace_path"]).read_text())
     assert record["trajectory"]["messages"] == outs[0]["messages"]
@@ -550,10 +563,10 @@ def test_traces_leave_the_tokens_out(template: Template, echo: ToolManager, tmp_
 def test_the_output_continues_over_an_endpoint(
     template: Template, echo: ToolManager, api: Any
 ) -> None:
-    rollout = MultiTurnRollout(Sampler(template, two_turns), template, echo, max_turns=1)
+    rollout = rollout_of(Sampler(template, two_turns), template, echo, max_turns=1)
     outs = rollout(prompts("a"))
     (out,) = APIMultiTurnRollout(api("answer"), echo)(outs)  # the endpoint refuses invalid history
-    assert out["stop_reason"] == "stop"  # type: ignore[typeddict-item]
+    assert out["stop_reason"] == "stop"
 
 
 def test_it_is_a_rollout() -> None:

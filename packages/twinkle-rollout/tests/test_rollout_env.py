@@ -15,6 +15,19 @@ from twinkle_agentic.rollout import APIMultiTurnRollout
 from twinkle_agentic.tools import ToolManager
 
 
+def always(value: Any) -> Any:
+    """Make a function that gives a value whatever it is asked."""
+
+    def same(*_: Any, **__: Any) -> Any:
+        return value
+
+    return same
+
+
+def rollout_of(*args: Any, **kwargs: Any) -> Any:
+    return APIMultiTurnRollout(*args, **kwargs)
+
+
 class Game(Env):
     """Done after `length` steps, each worth `step_reward`; keeps a log of what was done to it."""
 
@@ -61,8 +74,8 @@ class ScoredGame(Game):
 
 def roll(api: Any, env: Any, **kwargs: Any) -> dict[str, Any]:
     prompt: Any = {"messages": [{"role": "user", "content": "Play."}], "user_data": {"seed": 3}}
-    (out,) = APIMultiTurnRollout(api, env_factory=lambda trajectory: env, **kwargs)([prompt])
-    return out  # type: ignore[return-value]
+    (out,) = rollout_of(api, env_factory=always(env), **kwargs)([prompt])
+    return out
 
 
 def test_the_episode_ends_when_the_env_is_done(api: Any) -> None:
@@ -235,7 +248,7 @@ def test_a_factory_that_raises_costs_its_trajectory_only(api: Any) -> None:
         {"messages": [{"role": "user", "content": "Play."}], "user_data": {"n": n}}
         for n in range(3)
     ]
-    outs: Any = APIMultiTurnRollout(api("always"), env_factory=factory)(prompts)
+    outs: Any = rollout_of(api("always"), env_factory=factory)(prompts)
     assert [o["stop_reason"] for o in outs] == ["env_done", "env_error", "env_done"]
     assert [o["user_data"]["n"] for o in outs] == [0, 1, 2]
     assert outs[1]["error_kind"] == "capacity"
@@ -250,14 +263,14 @@ def test_one_env_for_two_trajectories_is_refused(api: Any) -> None:
         return env
 
     prompts: Any = [{"messages": [{"role": "user", "content": "Play."}]}] * 2
-    outs: Any = APIMultiTurnRollout(api("slow:0.2"), env_factory=factory)(prompts)
+    outs: Any = rollout_of(api("slow:0.2"), env_factory=factory)(prompts)
     assert sorted(o["stop_reason"] for o in outs) == ["env_error", "stop"]
     assert env.log.count("close") == 1
 
 
 def test_one_stateful_env_behind_one_manager_is_refused_for_several(api: Any) -> None:
     manager = ToolManager(EnvTool.from_env(Game()))
-    rollout = APIMultiTurnRollout(api("always"), manager)
+    rollout = rollout_of(api("always"), manager)
     prompts: Any = [{"messages": [{"role": "user", "content": "Play."}]}] * 2
     with pytest.raises(ValueError, match="same env"):
         rollout(prompts)
@@ -270,8 +283,8 @@ def test_the_documents_way_env_reset_and_closed_by_the_caller(api: Any) -> None:
     env.reset()
     manager = ToolManager(EnvTool.from_env(env))
     prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
-    (out,) = APIMultiTurnRollout(api=api("always"), tool_manager=manager, max_turns=10)([prompt])
-    assert (out["stop_reason"], out["reward"]) == ("env_done", 1.0)  # type: ignore[typeddict-item]
+    (out,) = rollout_of(api=api("always"), tool_manager=manager, max_turns=10)([prompt])
+    assert (out["stop_reason"], out["reward"]) == ("env_done", 1.0)
     assert env.log == ["reset", "step", "step"]
 
 
@@ -279,7 +292,7 @@ def test_a_list_of_managers_has_an_env_each(api: Any) -> None:
     envs = [Game(length=n) for n in (1, 2, 3)]
     managers = [ToolManager(EnvTool.from_env(env)) for env in envs]
     prompts: Any = [{"messages": [{"role": "user", "content": "Play."}]}] * 3
-    outs: Any = APIMultiTurnRollout(api("always"), managers)(prompts)
+    outs: Any = rollout_of(api("always"), managers)(prompts)
     assert [o["reward"] for o in outs] == [0.5, 1.0, 1.5]
 
 
@@ -306,8 +319,8 @@ def test_coroutines_of_an_env_run_on_the_rollouts_loop(api: Any) -> None:
         return env
 
     prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
-    (out,) = APIMultiTurnRollout(api("always"), env_factory=factory)([prompt])
-    assert out["stop_reason"] == "env_done"  # type: ignore[typeddict-item]
+    (out,) = rollout_of(api("always"), env_factory=factory)([prompt])
+    assert out["stop_reason"] == "env_done"
     assert env.log == ["reset", "step", "step", "close"]
 
 
@@ -333,8 +346,8 @@ class ForeignGame:
 def test_an_env_of_another_framework_works(api: Any) -> None:
     env = ForeignGame()
     prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
-    (out,) = APIMultiTurnRollout(api("parallel:env_action"), env_factory=lambda _: env)([prompt])
-    assert (out["stop_reason"], out["reward"], env.closed) == ("env_done", 2.0, 1)  # type: ignore[typeddict-item]
+    (out,) = rollout_of(api("parallel:env_action"), env_factory=always(env))([prompt])
+    assert (out["stop_reason"], out["reward"], env.closed) == ("env_done", 2.0, 1)
 
 
 class SlowGame(Game):
@@ -404,9 +417,9 @@ def test_an_env_that_is_made_too_late_is_closed(api: Any) -> None:
         return env
 
     prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
-    rollout = APIMultiTurnRollout(api("always"), env_factory=factory, reset_timeout_s=0.1)
+    rollout = rollout_of(api("always"), env_factory=factory, reset_timeout_s=0.1)
     (out,) = rollout([prompt])
-    assert (out["stop_reason"], env.log) == ("env_error", [])  # type: ignore[typeddict-item]
+    assert (out["stop_reason"], env.log) == ("env_error", [])
     release.set()
     assert env.closed.wait(10)
 

@@ -11,13 +11,17 @@ from twinkle_agentic.rollout import APIMultiTurnRollout, StopReason
 from twinkle_agentic.tools import ToolManager
 
 
+def rollout_of(*args: Any, **kwargs: Any) -> Any:
+    return APIMultiTurnRollout(*args, **kwargs)
+
+
 def prompts(text: str = "Hello") -> list[dict[str, Any]]:
     return [{"messages": [{"role": "user", "content": text}]}]
 
 
 def roll(api: Any, manager: Any, **kwargs: Any) -> dict[str, Any]:
-    (out,) = APIMultiTurnRollout(api, manager, **kwargs)(prompts(text=f"{api.model} "))  # type: ignore[arg-type]
-    return out  # type: ignore[return-value]
+    (out,) = rollout_of(api, manager, **kwargs)(prompts(text=f"{api.model} "))
+    return out
 
 
 def test_tool_results_go_back_to_the_model(api: Any, echo: ToolManager) -> None:
@@ -30,10 +34,10 @@ def test_tool_results_go_back_to_the_model(api: Any, echo: ToolManager) -> None:
 
 
 def test_tools_of_the_trajectory_override_the_managers(api: Any, echo: ToolManager) -> None:
-    tools = [{"type": "function", "function": {"name": "other", "parameters": {}}}]
-    rollout = APIMultiTurnRollout(api("body"), echo)
-    (out,) = rollout([{**prompts()[0], "tools": tools}])  # type: ignore[typeddict-item]
-    assert json.loads(out["messages"][-1]["content"])["tools"] == tools  # type: ignore[arg-type]
+    tools: Any = [{"type": "function", "function": {"name": "other", "parameters": {}}}]
+    rollout = rollout_of(api("body"), echo)
+    (out,) = rollout([{**prompts()[0], "tools": tools}])
+    assert json.loads(out["messages"][-1]["content"])["tools"] == tools
 
 
 def test_a_manager_without_tools_sends_none(api: Any) -> None:
@@ -160,9 +164,9 @@ def test_unanswered_calls_at_the_turn_limit_are_answered_as_not_executed(
 
 def test_a_trajectory_at_the_turn_limit_can_be_continued(api: Any, echo: ToolManager) -> None:
     first = roll(api("tools:3"), echo, max_turns=2)
-    (second,) = APIMultiTurnRollout(api("tools:3"), echo)([first])  # type: ignore[list-item]
+    (second,) = rollout_of(api("tools:3"), echo)([first])
     assert first["stop_reason"] == "max_turns"
-    assert (second["stop_reason"], second["turns"]) == ("stop", 2)  # type: ignore[typeddict-item]
+    assert (second["stop_reason"], second["turns"]) == ("stop", 2)
 
 
 def test_the_last_calls_can_be_executed(api: Any, echo: ToolManager) -> None:

@@ -9,6 +9,10 @@ from twinkle_agentic.rollout import APIMultiTurnRollout
 from twinkle_agentic.tools import ToolManager
 
 
+def rollout_of(*args: Any, **kwargs: Any) -> Any:
+    return APIMultiTurnRollout(*args, **kwargs)
+
+
 def prompts(count: int) -> Any:
     return [
         {
@@ -22,7 +26,7 @@ def prompts(count: int) -> Any:
 def test_each_trajectory_gets_a_file_of_its_own(
     api: Any, echo: ToolManager, tmp_path: Path
 ) -> None:
-    rollout = APIMultiTurnRollout(api("tools:1"), echo, trace_dir=str(tmp_path / "traces"))
+    rollout = rollout_of(api("tools:1"), echo, trace_dir=str(tmp_path / "traces"))
     outs: Any = rollout(prompts(5), global_step=3)
     files = sorted((tmp_path / "traces").iterdir())
     assert sorted(o["trace_path"] for o in outs) == [str(f) for f in files]
@@ -34,7 +38,7 @@ def test_each_trajectory_gets_a_file_of_its_own(
 
 
 def test_the_raw_reply_is_in_the_trace_alone(api: Any, echo: ToolManager, tmp_path: Path) -> None:
-    (out,) = APIMultiTurnRollout(api("bad_arguments"), echo, trace_dir=tmp_path)(prompts(1))
+    (out,) = rollout_of(api("bad_arguments"), echo, trace_dir=tmp_path)(prompts(1))
     (file,) = tmp_path.iterdir()
     record = json.loads(file.read_text())
     raw = record["raw_replies"][0]["message"]["tool_calls"][0]["function"]["arguments"]
@@ -42,15 +46,27 @@ def test_the_raw_reply_is_in_the_trace_alone(api: Any, echo: ToolManager, tmp_pa
     assert raw not in json.dumps(out["messages"])
 
 
+def not_hello_1(trajectory: Any) -> bool:
+    return trajectory["messages"][0]["content"] != "Hello 1"
+
+
+def hello_2(trajectory: Any) -> bool:
+    return trajectory["messages"][0]["content"] == "Hello 2"
+
+
+def raises(trajectory: Any) -> bool:
+    return trajectory["no such key"]
+
+
 def test_callbacks_choose_the_files_and_their_names(
     api: Any, echo: ToolManager, tmp_path: Path
 ) -> None:
-    APIMultiTurnRollout(
+    rollout_of(
         api("answer"),
         echo,
         trace_dir=tmp_path,
-        trace_callback=lambda t: t["messages"][0]["content"] != "Hello 1",
-        success_callback=lambda t: t["messages"][0]["content"] == "Hello 2",
+        trace_callback=not_hello_1,
+        success_callback=hello_2,
     )(prompts(3))
     assert sorted(f.name.split("-")[0] for f in tmp_path.iterdir()) == ["fail", "ok"]
 
@@ -58,24 +74,22 @@ def test_callbacks_choose_the_files_and_their_names(
 def test_a_trace_that_cannot_be_written_is_reported(
     api: Any, echo: ToolManager, tmp_path: Path
 ) -> None:
-    rollout = APIMultiTurnRollout(api("answer"), echo, trace_dir=tmp_path / "gone")
+    rollout = rollout_of(api("answer"), echo, trace_dir=tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone")
     (out,) = rollout(prompts(1))
-    assert (out["stop_reason"], out["trace_path"]) == ("stop", None)  # type: ignore[typeddict-item]
-    assert "FileNotFoundError" in out["trace_error"]  # type: ignore[typeddict-item]
+    assert (out["stop_reason"], out["trace_path"]) == ("stop", None)
+    assert "FileNotFoundError" in out["trace_error"]
 
 
 def test_a_callback_that_raises_is_reported(api: Any, echo: ToolManager, tmp_path: Path) -> None:
-    rollout = APIMultiTurnRollout(
-        api("answer"), echo, trace_dir=tmp_path, trace_callback=lambda t: t["no such key"]
-    )
+    rollout = rollout_of(api("answer"), echo, trace_dir=tmp_path, trace_callback=raises)
     (out,) = rollout(prompts(1))
-    assert "KeyError" in out["trace_error"]  # type: ignore[typeddict-item]
+    assert "KeyError" in out["trace_error"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_values_json_does_not_know_are_written(api: Any, echo: ToolManager, tmp_path: Path) -> None:
     prompt: Any = {**prompts(1)[0], "extra": {1, 2}, "nan": float("nan"), "text": "\ud800"}
-    APIMultiTurnRollout(api("answer"), echo, trace_dir=tmp_path)([prompt])
+    rollout_of(api("answer"), echo, trace_dir=tmp_path)([prompt])
     (file,) = tmp_path.iterdir()
     assert json.loads(file.read_text())["trajectory"]["nan"] == "NaN"

@@ -13,23 +13,28 @@ if TYPE_CHECKING:
     from twinkle_agentic.protocol.sampling import SamplingParams
     from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
     from twinkle_agentic.rollout.base import Rollout
+    from twinkle_agentic.rollout.finished import FinishedTrajectory, SampledTrajectory
     from twinkle_agentic.rollout.multi_turn import MultiTurnRollout
     from twinkle_agentic.rollout.types import StopReason
 
 __all__ = [
     "APIMultiTurnRollout",
+    "FinishedTrajectory",
     "MultiTurnRollout",
     "RetryPolicy",
     "Rollout",
+    "SampledTrajectory",
     "SamplingParams",
     "StopReason",
 ]
 
 _MODULES = {
     "APIMultiTurnRollout": "twinkle_agentic.rollout.api_multi_turn",
+    "FinishedTrajectory": "twinkle_agentic.rollout.finished",
     "MultiTurnRollout": "twinkle_agentic.rollout.multi_turn",
     "RetryPolicy": "twinkle_agentic.protocol.retry",
     "Rollout": "twinkle_agentic.rollout.base",
+    "SampledTrajectory": "twinkle_agentic.rollout.finished",
     "SamplingParams": "twinkle_agentic.protocol.sampling",
     "StopReason": "twinkle_agentic.rollout.types",
 }

@@ -16,10 +16,10 @@ from twinkle_agentic.rollout.asking import Ask
 from twinkle_agentic.rollout.base import Rollout
 from twinkle_agentic.rollout.checks import check_trajectories, descriptor_limit, resolve_managers
 from twinkle_agentic.rollout.episode import Episode, Plan
+from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
 from twinkle_agentic.tools.threads import ThreadPool, use_pool
-from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["APIMultiTurnRollout"]
 
@@ -48,29 +48,7 @@ class APIMultiTurnRollout(Rollout):
     `evaluate`, closed on every path, interruption included), or `tool_manager` brings tools, whose
     envs the caller resets, scores and closes.
 
-    Each output is the input with these keys added:
-
-    - `messages`: the whole conversation, always one that can be continued: unique call ids,
-      arguments that are JSON objects, every call answered. `tools`: what the model was offered.
-    - `stop_reason`: a `StopReason` value. `truncated`: it did not end by itself (`stop`,
-      `env_done`). `turns`: model messages.
-    - `reward`: the step rewards of the env together with `eval_reward`; `None` after `api_error` or
-      `env_error`, where no turn was completed, and where there is no env. `step_rewards`: one per
-      step. `eval_reward`: what `evaluate` gave. `reward_missing_steps`, `failed_steps`: steps (by
-      position) that count 0 because the env gave no reward or the step failed. The reward of
-      `reset` is not counted.
-    - `error`, `error_kind`, `retryable`: why it ended early, with the provider's words; `None`,
-      `None`, `False` otherwise. A call the server left as text is a `stop` with `error_kind`
-      `unparsed_tool_call`.
-    - `tool_errors`: failed calls by kind. `unparsed_tool_calls`: messages with a call left as text.
-    - `timing`: seconds for `queued`, `reset`, `model`, `tools`, `evaluate`, `close`, `total`
-      (without `queued`).
-    - `usage`: the server's token counts summed over the turns; `None` where it sent none.
-    - `token_turns`: where log probabilities or `return_token_ids` were asked for: per turn
-      `prompt_token_ids`, `token_ids`, `logprobs`, and `problem`, which is not `None` where a
-      trainer must not use the turn.
-    - `close_error`, `trace_error`: only where closing the env or writing the trace failed.
-      `trace_path`: the trace.
+    What comes back is described at `FinishedTrajectory`.
 
     Args:
         api: `OpenAI`, or any object of the `API` interface; a blocking one runs in threads.
@@ -196,7 +174,9 @@ class APIMultiTurnRollout(Rollout):
         """Model messages per trajectory."""
         return self.limits.max_turns
 
-    def __call__(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[Trajectory]:
+    def __call__(
+        self, trajectories: Sequence[Mapping[str, Any]], **kwargs: Any
+    ) -> list[FinishedTrajectory]:
         """Roll out every trajectory and wait; as `arun`.
 
         Works in any thread, also in one that runs an event loop (a notebook). Ctrl-C ends all
@@ -210,7 +190,9 @@ class APIMultiTurnRollout(Rollout):
             clean_up_s=self.limits.close_timeout_s + _CANCELLATION_S,
         )
 
-    async def arun(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[Trajectory]:
+    async def arun(
+        self, trajectories: Sequence[Mapping[str, Any]], **kwargs: Any
+    ) -> list[FinishedTrajectory]:
         """Roll out every trajectory on the running event loop.
 
         Args:
@@ -293,7 +275,7 @@ class APIMultiTurnRollout(Rollout):
 
         async with plan.ask.lease():
             tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
-            return cast("list[Trajectory]", await _all(tasks))
+            return cast("list[FinishedTrajectory]", await _all(tasks))
 
 
 async def _all(tasks: list[asyncio.Task[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinkle_agentic.tools.types import Trajectory
+from twinkle_agentic.rollout.finished import FinishedTrajectory
 
 __all__ = ["Rollout"]
 
@@ -15,7 +15,9 @@ class Rollout(ABC):
     """Turns prompts into finished trajectories."""
 
     @abstractmethod
-    def __call__(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[Trajectory]:
+    def __call__(
+        self, trajectories: Sequence[Mapping[str, Any]], **kwargs: Any
+    ) -> Sequence[FinishedTrajectory]:
         """Roll out every trajectory.
 
         Args:

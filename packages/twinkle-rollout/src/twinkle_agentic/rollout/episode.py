@@ -20,6 +20,7 @@ from twinkle_agentic.rollout.env_session import (
     reset_env,
     score_env,
 )
+from twinkle_agentic.rollout.finished import TokenTurn
 from twinkle_agentic.rollout.history import (
     NOT_EXECUTED,
     Reply,
@@ -96,7 +97,7 @@ class Episode:
         self._close_error: str | None = None
         self._usage: dict[str, int] = {}
         self._last_tokens: int | None = None
-        self._token_turns: list[dict[str, Any]] = []
+        self._token_turns: list[TokenTurn] = []
         self._unparsed = 0
         self.raw_replies: list[dict[str, Any]] = []
         self._timing: dict[str, float] = dict.fromkeys(_PHASES, 0.0)

@@ -14,6 +14,7 @@ from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.base import Rollout
 from twinkle_agentic.rollout.bridge import IGNORED, BridgeError, append_ids, bridge_ids, plain
 from twinkle_agentic.rollout.checks import check_trajectories, resolve_managers
+from twinkle_agentic.rollout.finished import SampledTrajectory
 from twinkle_agentic.rollout.history import NOT_EXECUTED, looks_like_call
 from twinkle_agentic.rollout.structural import SampledSequence, Sampler, SampleResponse, Template
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
@@ -21,7 +22,6 @@ from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import StopReason, require_positive
 from twinkle_agentic.rollout.waiting import Deadline
 from twinkle_agentic.tools.threads import ThreadPool, use_pool
-from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["MultiTurnRollout"]
 
@@ -36,13 +36,9 @@ class MultiTurnRollout(Rollout):
     probabilities are kept as they are; tool messages and the next prompt are appended as tokens
     labelled -100. The envs behind the tools are the caller's to reset and close.
 
-    Each output is the input with these keys added: the model input (`input_ids`, `labels`, ...),
-    `messages`, `logprobs` (one entry per trained label, in order; `None` where the sampler gave
-    none), `turns`, `stop_reason` (a `StopReason` value), `truncated`, `reward` and `step_rewards`
-    (`None` and empty without an env), `reward_missing_steps`, `failed_steps`, `error`,
-    `error_kind`, `retryable`, `tool_errors`, `unparsed_tool_calls`, `timing` (seconds: `model`,
-    `tools` and `total` of the whole batch). Tool messages that ended a trajectory are in `messages`
-    only: they have no tokens.
+    What comes back is described at `SampledTrajectory`; the model input (`input_ids`, `labels`,
+    ...) is among it. Tool messages that ended a trajectory are in `messages` only: they have no
+    tokens.
 
     Args:
         sampler: See `twinkle_agentic.rollout.structural`.
@@ -107,7 +103,9 @@ class MultiTurnRollout(Rollout):
             else None
         )
 
-    def __call__(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[Trajectory]:
+    def __call__(
+        self, trajectories: Sequence[Mapping[str, Any]], **kwargs: Any
+    ) -> list[SampledTrajectory]:
         """Roll out every trajectory.
 
         Args:
@@ -164,7 +162,7 @@ class MultiTurnRollout(Rollout):
                 out["trace_path"] = path
                 if problem is not None:
                     out["trace_error"] = problem
-        return cast("list[Trajectory]", outs)
+        return cast("list[SampledTrajectory]", outs)
 
     def _sample(self, features: list[dict[str, Any]], params: Any) -> list[SampledSequence]:
         mesh = getattr(self.sampler, "device_mesh", None)
@@ -283,6 +281,7 @@ class _Run:
             truncated=self.stop not in (StopReason.STOP, StopReason.ENV_DONE),
             reward=sum(steps.rewards) if rewarded else None,
             step_rewards=list(steps.rewards),
+            eval_reward=None,
             reward_missing_steps=list(steps.missing),
             failed_steps=list(steps.failed),
             error=text,
@@ -291,6 +290,7 @@ class _Run:
             tool_errors=dict(self.toolbox.errors),
             unparsed_tool_calls=self.unparsed,
             timing=dict(timing),
+            usage=None,
         )
         return out
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from twinkle_agentic.rollout.finished import TokenTurn
+
 __all__ = ["token_turn"]
 
 
@@ -16,7 +18,7 @@ def token_turn(
     logprobs: list[Any] | None,
     want_ids: bool,
     want_logprobs: bool,
-) -> dict[str, Any]:
+) -> TokenTurn:
     """Make the record of one turn's tokens.
 
     Args:
@@ -26,10 +28,6 @@ def token_turn(
         logprobs: One number per sampled token.
         want_ids: Ids were asked for.
         want_logprobs: Log probabilities were asked for.
-
-    Returns:
-        `turn`, `prompt_token_ids`, `token_ids`, `logprobs`, and `problem`: `None`, or why a trainer
-        must not use the turn (missing, lengths differ, not numbers).
     """
     problem: str | None = None
     if want_ids and (token_ids is None or prompt_token_ids is None):

@@ -1,0 +1,84 @@
+"""The record of a finished trajectory."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+from twinkle_agentic.tools.types import Trajectory
+
+__all__ = ["FinishedTrajectory", "SampledTrajectory", "TokenTurn"]
+
+
+class TokenTurn(TypedDict):
+    """The tokens of one turn, as the server reported them."""
+
+    turn: int
+    """From 1."""
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None
+    logprobs: list[float] | None
+    """One per id of `token_ids`."""
+    problem: str | None
+    """Why a trainer must not use the turn: missing, lengths differ, no numbers; `None` if it
+    may."""
+
+
+class FinishedTrajectory(Trajectory):
+    """What a rollout returns for one input: a plain dict, the input with these keys added.
+
+    `messages` is the whole conversation, always one that can be continued: unique call ids,
+    arguments that are JSON objects, every call answered. `tools` is what the model was offered.
+    """
+
+    turns: int
+    """Model messages."""
+    stop_reason: str
+    """A `StopReason` value."""
+    truncated: bool
+    """It did not end by itself (`stop`, `env_done`)."""
+    reward: float | None
+    """The step rewards of the env together with `eval_reward`; `None` after `api_error` or
+    `env_error`, where no turn was completed, and where there is no env."""
+    step_rewards: list[float]
+    """One per step of the env. The reward of `reset` is not counted."""
+    eval_reward: float | None
+    """What `evaluate` gave; `None` where the env does not override it, or did not get to it."""
+    reward_missing_steps: list[int]
+    """Steps (by position) that count 0 because the env gave no reward."""
+    failed_steps: list[int]
+    """Steps (by position) that count 0 because they failed."""
+    error: str | None
+    """Why it ended early, with the provider's words."""
+    error_kind: str | None
+    """An `ApiErrorKind` or `ErrorKind` value; `unparsed_tool_call` for a call the server left as
+    text (a `stop`); `template`; `internal`."""
+    retryable: bool
+    """Whether another attempt may well succeed."""
+    tool_errors: dict[str, int]
+    """Failed calls and steps, by kind."""
+    unparsed_tool_calls: int
+    """Messages with a call left as text."""
+    timing: dict[str, float]
+    """Seconds: `queued` (for a place), `reset`, `model`, `tools`, `evaluate`, `close`, and `total`
+    without `queued`. From `MultiTurnRollout`: `model`, `tools`, `total` of the whole batch."""
+    usage: dict[str, int] | None
+    """The server's token counts summed over the turns; `None` where it sent none."""
+    token_turns: NotRequired[list[TokenTurn]]
+    """Only where log probabilities or `return_token_ids` were asked for."""
+    close_error: NotRequired[str]
+    """Only where closing the env failed."""
+    trace_path: NotRequired[str | None]
+    """Only with `trace_dir`: the file, `None` where none was written."""
+    trace_error: NotRequired[str]
+    """Only where writing the trace failed."""
+
+
+class SampledTrajectory(FinishedTrajectory):
+    """What `MultiTurnRollout` returns: the model input as well, with whatever the template adds."""
+
+    input_ids: list[int]
+    """The tokens, sampled ones as they were sampled."""
+    labels: list[int]
+    """Shifted as the template does it; -100 where nothing is learnt."""
+    logprobs: list[Any] | None
+    """One entry per trained label, in order; `None` where the sampler gave none."""
