@@ -113,6 +113,8 @@ async def _files(record: SandboxRecord, request: Request, send: Send) -> None:
         if started:
             raise
         failure = from_guest(error) if isinstance(error, GuestError) else as_api_error(error)
+        if request.method == "POST":
+            await request.drain()
         await error_response(failure).send(send)
 
 

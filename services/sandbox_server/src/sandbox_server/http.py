@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -24,6 +26,9 @@ __all__ = [
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_MAX_DRAINED_BYTES = 256 << 20
+_DRAIN_TIMEOUT_S = 20.0
+
 Headers = Iterable[tuple[str, str]]
 
 
@@ -36,13 +41,21 @@ class Request:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
-        self.receive = receive
+        self._raw = receive
+        self._complete = False
+        self.receive: Receive = self._receive_raw
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         self._query: dict[str, list[str]] | None = None
+
+    async def _receive_raw(self) -> MutableMapping[str, Any]:
+        message = await self._raw()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            self._complete = True
+        return message
 
     @property
     def query(self) -> dict[str, list[str]]:
@@ -85,6 +98,20 @@ class Request:
                 yield message["body"]
             if not message.get("more_body"):
                 return
+
+    async def drain(self) -> None:
+        """Read and drop the rest of the body, so that a client that still sends hears the answer.
+
+        Bounded: at most 256 MiB and 20 s.
+        """
+        left = _MAX_DRAINED_BYTES
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                while left > 0 and not self._complete:
+                    message = await self._receive_raw()
+                    if message["type"] == "http.disconnect":
+                        return
+                    left -= len(message.get("body", b""))
 
     async def body(self, limit: int) -> bytes:
         """Return the whole body.
