@@ -219,12 +219,13 @@ class OpenEnvClient(Env):
             ActionRefusedError: The arguments are no JSON, too large, or were refused.
         """
         frame, kwargs, skipped = self._reset_frame(trajectory)
-        return self._begun(run_sync(self._server.begin(frame, kwargs.explicit)), skipped)
+        return self._begun(run_sync(self._begin(frame, kwargs.explicit)), skipped)
 
     async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode; as `reset`, without blocking the event loop."""
         frame, kwargs, skipped = self._reset_frame(trajectory)
-        return self._begun(await on_background(self._server.begin(frame, kwargs.explicit)), skipped)
+        begun = await on_background(self._begin(frame, kwargs.explicit))
+        return self._begun(begun, skipped)
 
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one tool; never raises for what the model, the environment or the network does.
@@ -297,7 +298,7 @@ class OpenEnvClient(Env):
         """
         self._episode.lose("the reset failed")
         frame = encode(MessageType.RESET, dict(kwargs), max_bytes=self._max_action_bytes)
-        self._begun(run_sync(self._server.begin(frame, kwargs)), [])
+        self._begun(run_sync(self._begin(frame, kwargs)), [])
         return self._last_result
 
     def state(self) -> Any:
@@ -353,18 +354,19 @@ class OpenEnvClient(Env):
         frame = encode(MessageType.RESET, data, max_bytes=self._max_action_bytes)
         return frame, kwargs, skipped
 
+    async def _begin(self, frame: bytes, explicit: Mapping[str, Any]) -> Begun:
+        begun = await self._server.begin(frame, explicit)
+        if (misfit := self._server.misfit(begun.data)) is not None:
+            await self._server.use_plain_dicts(misfit)
+        return begun
+
     def _begun(self, begun: Begun, skipped: list[str]) -> StepResult:
         if begun.ignored and self._strict_reset:
             raise EnvError(
                 f"the environment on {self.url} ignores {', '.join(map(repr, begun.ignored))} at reset, "
                 "and perhaps other arguments: leave it out, or pass strict_reset=False"
             )
-        try:
-            raw = self._parsed(begun.data)
-        except EnvError as error:
-            if not self._server.use_plain_dicts(error):
-                raise
-            raw = self._parsed(begun.data)
+        raw = self._parsed(begun.data)
         metadata = _metadata(begun.data)
         said = start_error(begun.data.get("observation"), done=bool(raw.done), metadata=metadata)
         if said is not None:

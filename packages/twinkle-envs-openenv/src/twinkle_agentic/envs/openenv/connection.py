@@ -90,6 +90,7 @@ class ServerConnection:
         self._schema: dict[str, Any] | None = None
         self._session: Session | None = None
         self._pid = os.getpid()
+        self._fits = False
         self._verified: dict[frozenset[str], list[str]] = {}
 
     @property
@@ -135,17 +136,25 @@ class ServerConnection:
         await self._bind()
         await self._offer_tools(self._own_session(), may_step=False)
 
-    def use_plain_dicts(self, reason: EnvError) -> bool:
-        """Give up a client class that was found, not asked for, because it does not get on with the server.
+    def misfit(self, data: dict[str, Any]) -> EnvError | None:
+        """Return why a client class that was found, not asked for, does not get on with the server."""
+        if self._env_cls is not None or self.binding_name is None or self._fits:
+            return None
+        try:
+            self.binding.parse_result(data)
+        except EnvError as error:
+            return error
+        self._fits = True
+        return None
 
-        Returns:
-            Whether that was possible.
-        """
-        if self._env_cls is not None or self.binding_name is None:
-            return False
+    async def use_plain_dicts(self, reason: EnvError) -> None:
+        """Give up the client class."""
         self.binding_note = f"plain dicts are used: {reason}"
+        self._schema = await fetch_action_schema(self._settings)
         self._binding = WireBinding(self._schema)
-        return True
+        self.offered = None
+        if self._lists_tools:
+            await self._offer_tools(self._own_session(), may_step=True)
 
     async def close(self) -> None:
         """End the session."""
