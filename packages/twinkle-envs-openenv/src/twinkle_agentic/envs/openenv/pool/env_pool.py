@@ -43,12 +43,12 @@ class EnvPool(BatchCalls):
     """Holds `pool_size` environments, sharded over workers.
 
     A shard has `ceil(pool_size / workers)` slots, the last one what is left.
-    Each environment is made, stepped and closed in one thread of its own, so the slots of a worker
-    run side by side. A slot call is one RPC to the owner of the slot, a batch one RPC per owner. A
-    slot that fails, hangs or loses its worker fails alone: its results say so (`done=True`,
-    `info["error"]`, `info["error_kind"]`) until its next `reset`, which gives it a new
-    environment; Ray restarts a worker that died. Thread-safe, one caller per slot at a time; not
-    picklable. Close it, or use it in `with`.
+    Each environment is made, stepped and closed in one thread of its own (`slot_threads`), so the
+    slots of a worker run side by side. A slot call is one RPC to the owner of the slot, a batch one
+    RPC per owner. A slot that fails, hangs or loses its worker fails alone: its results say so
+    (`done=True`, `info["error"]`, `info["error_kind"]`) until its next `reset`, which gives it a
+    new environment; Ray restarts a worker that died. Thread-safe, one caller per slot at a time;
+    not picklable. Close it, or use it in `with`.
 
     Args:
         pool_size: Number of slots.
@@ -59,6 +59,9 @@ class EnvPool(BatchCalls):
         env_factory: What makes an environment: an `Env` subclass, a callable or
             `'module:attribute'`; by default the embedded `OpenEnv`. Workers must be able to import
             it.
+        slot_threads: Give each slot a thread of its own. False runs all slots of a worker in one
+            thread, which halves the cost of batches of environments that answer in microseconds;
+            a slow one then holds up its neighbours, and one that hangs takes their episodes along.
         num_cpus: CPUs that each worker reserves in Ray. Small by default, for environments that
             mostly wait.
         worker_options: Ray actor options (`resources`, `runtime_env`, `scheduling_strategy`, ...),
@@ -96,6 +99,7 @@ class EnvPool(BatchCalls):
         *,
         num_workers: int | None = None,
         env_factory: EnvFactory | None = None,
+        slot_threads: bool = True,
         num_cpus: float = 0.1,
         worker_options: Mapping[str, Any] | None = None,
         ray_options: Mapping[str, Any] | None = None,
@@ -126,6 +130,7 @@ class EnvPool(BatchCalls):
             local=not world_size,
             env_factory=env_factory,
             env_kwargs=env_kwargs or {},
+            slot_threads=slot_threads,
             num_cpus=num_cpus,
             worker_options=worker_options or {},
             ray_options=ray_options or {},

@@ -14,10 +14,10 @@ __all__ = ["LocalWorkers"]
 class LocalWorkers:
     """One `PoolWorker` in this process; its coroutines run on the loop of whoever awaits them."""
 
-    def __init__(self, shards: list[range], spec: WorkerSpec) -> None:
+    def __init__(self, shards: list[range], spec: WorkerSpec, *, slot_threads: bool) -> None:
         self.shards = shards
         (shard,) = shards
-        self._worker = PoolWorker(shard.start, shard.stop, spec)
+        self._worker = PoolWorker(shard.start, shard.stop, spec, slot_threads)
 
     def call(self, worker: int, request: bytes, timeout_s: float) -> bytes:
         """Run one slot call in the slot's thread and wait for it, without any event loop."""

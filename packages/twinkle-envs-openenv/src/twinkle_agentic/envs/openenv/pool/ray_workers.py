@@ -37,6 +37,7 @@ class RayWorkers:
     Args:
         shards: The slots of each worker.
         spec: Pickled `(env_factory, env_kwargs)`.
+        slot_threads: Whether each slot has a thread of its own; else all of a worker share one.
         num_cpus: Of each worker.
         worker_options: Ray actor options, which win over all others.
         ray_options: Of `ray.init`, where this process has not initialised Ray yet.
@@ -47,6 +48,7 @@ class RayWorkers:
         shards: list[range],
         spec: bytes,
         *,
+        slot_threads: bool,
         num_cpus: float,
         worker_options: Mapping[str, Any],
         ray_options: Mapping[str, Any],
@@ -67,7 +69,7 @@ class RayWorkers:
                 # Room for every slot at once, for callers that queue behind them, and for `stats`.
                 concurrency = {"max_concurrency": max(1_000, 4 * len(shard))}
                 actor_class = self._ray.remote(**{**concurrency, **options})(PoolWorker)
-                self._actors.append(actor_class.remote(shard.start, shard.stop, spec))
+                self._actors.append(actor_class.remote(shard.start, shard.stop, spec, slot_threads))
         except Exception as error:
             self.shut_down()
             raise PoolError(

@@ -1,8 +1,8 @@
-"""The slots of one worker: each environment lives in a thread of its own.
+"""The slots of one worker: which thread each environment lives in, and what happens when one hangs.
 
 Many libraries demand that an object is made, used and closed in one thread, and a slow environment
-must not hold up its neighbours. A thread that hangs is given up together with its environment; the
-slot goes on with a new one.
+must not hold up its neighbours: by default each slot has a lane (a thread and its mailbox) of its
+own. A thread that hangs is given up with the environments in it; their slots go on with new ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEPT_STEP_TIMES = 2_048  # per worker, for the percentiles
 class SlotCall:
     """One call on its way through a slot; `on_done` gets the packed reply once, in any thread."""
 
-    __slots__ = ("args", "finished", "incarnation", "on_done", "op", "slot")
+    __slots__ = ("args", "finished", "incarnation", "life", "on_done", "op", "slot")
 
     def __init__(self, request: SlotRequest, on_done: Callable[[bytes], None]) -> None:
         self.op: Op = request.op
@@ -39,6 +39,35 @@ class SlotCall:
         self.incarnation = request.incarnation
         self.on_done = on_done
         self.finished = False
+        self.life: _Life | None = None
+
+
+class _Lane:
+    """A thread, its mailbox, and the environments that live in it."""
+
+    __slots__ = ("abandoned", "current", "lives", "mailbox", "thread")
+
+    def __init__(self) -> None:
+        self.mailbox: queue.SimpleQueue[SlotCall | None] = queue.SimpleQueue()
+        self.thread: threading.Thread | None = None
+        self.lives: set[_Life] = set()
+        self.current: SlotCall | None = None
+        self.abandoned = False
+
+
+class _Life:
+    """One environment of a slot, from its making to its end."""
+
+    __slots__ = ("env", "in_episode", "lane", "lost", "retired", "return_so_far")
+
+    def __init__(self, lane: _Lane, lost: Failure | None = None) -> None:
+        self.lane = lane
+        self.env: Env | None = None
+        self.in_episode = False
+        self.return_so_far = 0.0
+        self.lost = lost
+        self.retired = False
+        lane.lives.add(self)
 
 
 class SlotHost:
@@ -48,6 +77,7 @@ class SlotHost:
         start: First slot.
         end: One past the last slot.
         make_env: Makes an environment; called in the slot's thread.
+        slot_threads: Whether each slot has a thread of its own; else all share one.
         incarnation: Tells this life of the process from others; goes into each reply.
     """
 
@@ -57,153 +87,154 @@ class SlotHost:
         end: int,
         make_env: Callable[[], Env],
         *,
+        slot_threads: bool = True,
         incarnation: int = 0,
     ) -> None:
-        self.make_env = make_env
-        self.incarnation = incarnation
-        self.step_times_s: deque[float] = deque(maxlen=_KEPT_STEP_TIMES)
-        self._slots = {slot: _Slot(slot, self) for slot in range(start, end)}
+        self._make_env = make_env
+        self._slot_threads = slot_threads
+        self._incarnation = incarnation
+        self._lock = threading.Lock()
+        self._closed = False
+        self._abandoned = 0
+        self._steps = 0
+        self._step_times_s: deque[float] = deque(maxlen=_KEPT_STEP_TIMES)
+        slots = range(start, end)
+        shared = _Lane()
+        self._lives = {slot: _Life(_Lane() if slot_threads else shared) for slot in slots}
+        self._open_calls = dict.fromkeys(slots, 0)
 
     def submit(self, call: SlotCall) -> None:
         """Queue a call; the calls of one slot run in order."""
-        self._slots[call.slot].submit(call)
+        with self._lock:
+            if not self._closed:
+                self._open_calls[call.slot] += 1
+                self._queue(call)
+                return
+        call.finished = True
+        call.on_done(self._packed(Failure(text=f"slot {call.slot}: the pool is closed")))
 
     def expire(self, call: SlotCall, after_s: float) -> None:
         """Give up on a call that is not finished: its episode is lost, its thread abandoned."""
-        self._slots[call.slot].expire(call, after_s)
+        failure = Failure(
+            text=f"slot {call.slot}: {call.op} gave no answer within {after_s:g} s; the "
+            "environment is given up, reset the slot for a new one",
+            kind=ErrorKind.TIMEOUT.value,
+            retryable=True,
+        )
+        failed: list[tuple[SlotCall, Failure]] = [(call, failure)]
+        with self._lock:
+            if call.finished or call.life is None:
+                return
+            lane = call.life.lane
+            if self._slot_threads or lane.current is call:
+                failed += self._abandon(lane, call, failure)
+            else:  # it only waits behind another slot, which has its own limit
+                call.life.retired = True
+                self._lives[call.slot] = _Life(lane, failure)
+            for each, _ in failed:
+                each.finished = True
+                self._open_calls[each.slot] -= 1
+        for each, reason in failed:
+            each.on_done(self._packed(reason))
 
     def stats(self) -> dict[str, Any]:
         """Return plain figures; `abandoned` counts threads that hang in a call nobody waits for."""
-        slots = list(self._slots.values())
-        times = sorted(self.step_times_s)
+        times = sorted(self._step_times_s)
         return {
-            "slots": len(slots),
-            "busy": sum(slot.busy for slot in slots),
-            "lost": [slot.index for slot in slots if slot.lost],
-            "abandoned": sum(slot.abandoned for slot in slots),
-            "steps": sum(slot.steps for slot in slots),
+            "slots": len(self._lives),
+            "busy": sum(count > 0 for count in self._open_calls.values()),
+            "lost": [slot for slot, life in self._lives.items() if life.lost is not None],
+            "abandoned": self._abandoned,
+            "steps": self._steps,
             "step_p50_ms": _percentile_ms(times, 0.50),
             "step_p99_ms": _percentile_ms(times, 0.99),
         }
 
     def close(self) -> None:
         """Have every environment closed in its thread; `num_open` tells how far that is."""
-        for slot in self._slots.values():
-            slot.close()
+        with self._lock:
+            self._closed = True
+            for lane in self._lanes():
+                lane.mailbox.put(None)
 
     @property
     def num_open(self) -> int:
-        """Threads of slots that still run; abandoned ones are not counted."""
-        return sum(slot.is_open for slot in self._slots.values())
+        """Threads that still run; abandoned ones are not counted."""
+        return sum(lane.thread is not None and lane.thread.is_alive() for lane in self._lanes())
 
+    def _lanes(self) -> set[_Lane]:
+        return {life.lane for life in self._lives.values()}
 
-class _Life:
-    """One environment with its thread: what is lost together when a call hangs."""
+    def _queue(self, call: SlotCall) -> None:
+        """Put a call into the mailbox of its slot. The lock is held."""
+        call.life = self._lives[call.slot]
+        lane = call.life.lane
+        if lane.thread is None:
+            name = f"slot-{call.slot}" if self._slot_threads else "slots"
+            lane.thread = threading.Thread(target=self._serve, args=(lane,), name=name, daemon=True)
+            lane.thread.start()
+        lane.mailbox.put(call)
 
-    __slots__ = ("abandoned", "env", "in_episode", "lost", "mailbox", "return_so_far", "thread")
-
-    def __init__(self, lost: Failure | None = None) -> None:
-        self.env: Env | None = None
-        self.thread: threading.Thread | None = None
-        self.mailbox: queue.SimpleQueue[SlotCall | None] = queue.SimpleQueue()
-        self.in_episode = False
-        self.return_so_far = 0.0
-        self.lost = lost
-        self.abandoned = False
-
-
-class _Slot:
-    def __init__(self, index: int, host: SlotHost) -> None:
-        self.index = index
-        self.steps = 0
-        self.abandoned = 0
-        self._host = host
-        self._lock = threading.Lock()
-        self._life = _Life()
-        self._open_calls = 0
-        self._closed = False
-
-    @property
-    def busy(self) -> bool:
-        return self._open_calls > 0
-
-    @property
-    def lost(self) -> bool:
-        return self._life.lost is not None
-
-    def submit(self, call: SlotCall) -> None:
-        with self._lock:
-            if not self._closed:
-                life = self._life
-                if life.thread is None:
-                    life.thread = threading.Thread(
-                        target=self._serve, args=(life,), name=f"slot-{self.index}", daemon=True
-                    )
-                    life.thread.start()
-                self._open_calls += 1
-                life.mailbox.put(call)
-                return
-        call.finished = True
-        call.on_done(self._packed(Failure(text=f"slot {self.index}: the pool is closed")))
-
-    def expire(self, call: SlotCall, after_s: float) -> None:
-        failure = Failure(
-            text=f"slot {self.index}: {call.op} gave no answer within {after_s:g} s; the "
-            "environment is given up, reset the slot for a new one",
-            kind=ErrorKind.TIMEOUT.value,
+    def _abandon(
+        self, old: _Lane, stuck: SlotCall, failure: Failure
+    ) -> list[tuple[SlotCall, Failure]]:
+        """Give up a lane; returns the queued calls that are lost with it. The lock is held."""
+        old.abandoned = True
+        self._abandoned += 1
+        new = _Lane()
+        beside = Failure(
+            text=f"the thread of all slots of this worker hangs in slot {stuck.slot}, and every "
+            "episode in it is lost; reset the slot for a new one",
+            kind=failure.kind,
             retryable=True,
         )
-        stranded: list[SlotCall] = []
-        with self._lock:
-            if call.finished:
-                return
-            old = self._life
-            self._life = _Life(lost=failure)
-            old.abandoned = True
-            self.abandoned += 1
-            while (queued := _next_now(old.mailbox)) is not None:
-                stranded.append(queued)
-            old.mailbox.put(None)
-            for each in {call, *stranded}:
-                each.finished = True
-            self._open_calls = 0
-        packed = self._packed(failure)
-        for each in {call, *stranded}:
-            each.on_done(packed)
+        for slot, life in self._lives.items():
+            if life.lane is old:
+                in_use = life.in_episode or slot == stuck.slot
+                lost = failure if slot == stuck.slot else beside
+                self._lives[slot] = _Life(new, lost if in_use else life.lost)
+        failed: list[tuple[SlotCall, Failure]] = []
+        while (queued := _next_now(old.mailbox)) is not None:
+            if queued.op in ("reset", "make"):  # they start anew anyway
+                self._queue(queued)
+            else:
+                failed.append((queued, self._lives[queued.slot].lost or beside))
+        old.mailbox.put(None)
+        if self._closed:
+            new.mailbox.put(None)
+        return failed
 
-    @property
-    def is_open(self) -> bool:
-        thread = self._life.thread
-        return thread is not None and thread.is_alive()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._life.mailbox.put(None)
-
-    def _serve(self, life: _Life) -> None:
-        """Run in the slot's thread until the life ends."""
-        while (call := life.mailbox.get()) is not None:
+    def _serve(self, lane: _Lane) -> None:
+        """Run in the thread of a lane until it is closed or abandoned."""
+        while (call := lane.mailbox.get()) is not None:
+            life = cast("_Life", call.life)
             if not call.finished:
+                lane.current = call
                 reply = self._packed(self._run(life, call))
                 with self._lock:
+                    lane.current = None
                     finished, call.finished = call.finished, True
-                    self._open_calls -= not finished
+                    self._open_calls[call.slot] -= not finished
                 if not finished:
                     call.on_done(reply)
-            if life.abandoned:
+            if lane.abandoned:
                 break
-            if life.env is not None and life.lost is not None:
-                self._dispose(life)  # it raised: its state is unknown
-        self._dispose(life)
-        if life.abandoned:
+            if life.lost is not None or life.retired:
+                self._dispose(life)  # its state is unknown
+            if life.retired:
+                lane.lives.discard(life)
+        with self._lock:
+            lives = list(lane.lives)
+        for life in lives:
+            self._dispose(life)
+        if lane.abandoned:
             with self._lock:
-                self.abandoned -= 1
+                self._abandoned -= 1
 
     def _run(self, life: _Life, call: SlotCall) -> object:
-        if call.incarnation is not None and call.incarnation != self._host.incarnation:
+        if call.incarnation is not None and call.incarnation != self._incarnation:
             return Failure(
-                text=f"slot {self.index}: the episode was lost with its worker process; reset the "
+                text=f"slot {call.slot}: the episode was lost with its worker process; reset the "
                 "slot for a new one",
                 retryable=True,
                 worker_lost=True,
@@ -212,7 +243,7 @@ class _Slot:
             return life.lost
         try:
             if call.op == "step":
-                return self._step(life, *call.args)
+                return self._step(life, call.slot, *call.args)
             if call.op == "reset":
                 return self._reset(life, *call.args)
             if call.op == "make":
@@ -220,7 +251,7 @@ class _Slot:
                 return {"tools": _tools_or_none(env), "scores": _scores(env)}
             return getattr(self._made(life), call.op)(*call.args[0], **call.args[1])
         except BaseException as error:
-            failure = failure_of(error, f"slot {self.index}: {call.op}")
+            failure = failure_of(error, f"slot {call.slot}: {call.op}")
             if call.op in ("step", "reset"):
                 life.in_episode = False
                 life.lost = failure
@@ -228,7 +259,7 @@ class _Slot:
 
     def _made(self, life: _Life) -> Env:
         if life.env is None:
-            life.env = self._host.make_env()
+            life.env = self._make_env()
         return life.env
 
     def _reset(self, life: _Life, trajectory: Any, want_tools: bool) -> object:
@@ -242,13 +273,13 @@ class _Slot:
         life.return_so_far = 0.0
         return (result, _tools_or_none(env)) if want_tools else result
 
-    def _step(self, life: _Life, tool_name: str, arguments: dict[str, Any]) -> object:
+    def _step(self, life: _Life, slot: int, tool_name: str, arguments: dict[str, Any]) -> object:
         if not life.in_episode or life.env is None:
-            return Failure(text=f"slot {self.index}: no episode is running; reset the slot first")
+            return Failure(text=f"slot {slot}: no episode is running; reset the slot first")
         started = time.perf_counter()
         result = _checked(life.env.step(tool_name, arguments), "step")
-        self._host.step_times_s.append(time.perf_counter() - started)
-        self.steps += 1
+        self._step_times_s.append(time.perf_counter() - started)
+        self._steps += 1
         if "episode_reward" not in result.info:
             if result.error is None:
                 life.return_so_far += result.reward
@@ -262,10 +293,10 @@ class _Slot:
         try:
             env.close()
         except BaseException as error:
-            logger.warning("slot %d: closing the environment failed: %r", self.index, error)
+            logger.warning("closing an environment failed: %r", error)
 
     def _packed(self, value: object) -> bytes:
-        return pack_reply(self._host.incarnation, value)
+        return pack_reply(self._incarnation, value)
 
 
 def _checked(result: Any, op: str) -> StepResult:

@@ -54,6 +54,7 @@ def start_workers(
     local: bool,
     env_factory: EnvFactory | None,
     env_kwargs: Mapping[str, Any],
+    slot_threads: bool,
     num_cpus: float,
     worker_options: Mapping[str, Any],
     ray_options: Mapping[str, Any],
@@ -72,11 +73,12 @@ def start_workers(
     refuse_network_client("" if env_factory is None else env_factory)
     workers: Workers
     if local:
-        workers = LocalWorkers(shards, (env_factory, env_kwargs))
+        workers = LocalWorkers(shards, (env_factory, env_kwargs), slot_threads=slot_threads)
     else:
         workers = RayWorkers(
             shards,
             pack_spec(env_factory, env_kwargs),
+            slot_threads=slot_threads,
             num_cpus=num_cpus,
             worker_options=worker_options,
             ray_options=ray_options,

@@ -47,9 +47,10 @@ class PoolWorker:
         start: First slot.
         end: One past the last slot.
         spec: `(env_factory, env_kwargs)`, pickled where it comes from another process.
+        slot_threads: Whether each slot has a thread of its own; else all share one.
     """
 
-    def __init__(self, start: int, end: int, spec: WorkerSpec) -> None:
+    def __init__(self, start: int, end: int, spec: WorkerSpec, slot_threads: bool) -> None:
         self._range = range(start, end)
         self._batches: dict[int, _Batch] = {}
         self._next_token = 0
@@ -62,7 +63,9 @@ class PoolWorker:
         except Exception as error:
             self._broken = _import_failure(error)
         else:
-            self._host = SlotHost(start, end, make_env, incarnation=self._incarnation)
+            self._host = SlotHost(
+                start, end, make_env, slot_threads=slot_threads, incarnation=self._incarnation
+            )
 
     async def start(self, timeout_s: float) -> bytes:
         """Make the first environment and return its tools: a wrong setting shows at once."""
