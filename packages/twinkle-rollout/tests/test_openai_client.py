@@ -284,6 +284,9 @@ def test_loopback_never_goes_through_a_proxy(api: Any, monkeypatch: pytest.Monke
     assert proxy_for("http://localhost:1/v1") is None
     assert proxy_for("http://[::1]:1/v1") is None
     assert proxy_for("http://10.0.0.5/v1") == "http://127.0.0.1:9"
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:9")
+    with pytest.raises(ValueError, match="only http proxies"):
+        proxy_for("http://10.0.0.5/v1")
     monkeypatch.setenv("no_proxy", "10.0.0.5")
     assert proxy_for("http://10.0.0.5/v1") is None
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.errors import ApiError, ApiTimeoutError
+from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.protocol.reply import Completion, read_completion
 from twinkle_agentic.protocol.request import request_body
 from twinkle_agentic.protocol.retry import RetryPolicy
@@ -102,7 +103,8 @@ class OpenAI(API):
             retries: Any = options.get("max_retries")
             retry = RetryPolicy() if retries is None else RetryPolicy(max_attempts=retries + 1)
         self.retry = retry
-        self.default_query: dict[str, str] = dict(options.get("default_query") or {})
+        query = fields_of(options.get("default_query"))
+        self.default_query = {name: str(value) for name, value in query.items()}
         limits = {
             "max_connections": options.get("max_connections") or connection_limit(),
             "max_response_bytes": options.get("max_response_bytes") or _DEFAULT_MAX_RESPONSE_BYTES,

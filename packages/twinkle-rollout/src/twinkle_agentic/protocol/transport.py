@@ -165,6 +165,9 @@ def proxy_for(url: str) -> str | None:
     """Return the proxy the environment (`HTTPS_PROXY`, `NO_PROXY`, ...) names for a URL.
 
     Loopback addresses never have one.
+
+    Raises:
+        ValueError: It is no http proxy.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -177,7 +180,14 @@ def proxy_for(url: str) -> str | None:
         pass
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    return None if not proxy or proxy_bypass(host) else proxy
+    if not proxy or proxy_bypass(host):
+        return None
+    if not proxy.startswith(("http://", "https://")):
+        raise ValueError(
+            f"the environment names the proxy {proxy!r} for {url}, and only http proxies are "
+            "supported: set client_kwargs={'trust_env': False}, or NO_PROXY for this host"
+        )
+    return proxy
 
 
 def connection_limit() -> int:

@@ -36,6 +36,9 @@ class MultiTurnRollout(Rollout):
     probabilities are kept as they are; tool messages and the next prompt are appended as tokens
     labelled -100. The envs behind the tools are the caller's to reset and close.
 
+    The model is shown the `tools` of a trajectory, where it has them; a manager's definitions are
+    not added to the prompt.
+
     What comes back is described at `SampledTrajectory`; the model input (`input_ids`, `labels`,
     ...) is among it. Tool messages that ended a trajectory are in `messages` only: they have no
     tokens.
