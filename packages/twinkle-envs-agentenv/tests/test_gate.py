@@ -2,12 +2,12 @@ import threading
 
 import pytest
 
-from twinkle_agentic.envs.agentenv.gate import CreateGate, gate_of
+from twinkle_agentic.envs.agentenv.gate import Gate, command_gate, create_gate
 from twinkle_agentic.envs.errors import SandboxUnavailableError
 
 
 def test_no_more_pass_than_the_limit() -> None:
-    gate, barrier = CreateGate(), threading.Barrier(8)
+    gate, barrier = Gate("raise max_concurrent_creates"), threading.Barrier(8)
 
     def work() -> None:
         barrier.wait(5)
@@ -25,7 +25,7 @@ def test_no_more_pass_than_the_limit() -> None:
 
 
 def test_waiting_is_bounded_and_leaves_nothing() -> None:
-    gate = CreateGate()
+    gate = Gate("raise max_concurrent_creates")
     with gate.pass_through(1, timeout_s=1):
         with (
             pytest.raises(SandboxUnavailableError, match="max_concurrent_creates"),
@@ -40,12 +40,13 @@ def test_waiting_is_bounded_and_leaves_nothing() -> None:
 
 
 def test_a_failing_body_frees_its_place() -> None:
-    gate = CreateGate()
+    gate = Gate("raise max_concurrent_creates")
     with pytest.raises(KeyError), gate.pass_through(1, timeout_s=1):
         raise KeyError
     assert gate.running == 0
 
 
-def test_one_gate_per_server() -> None:
-    assert gate_of("http://a") is gate_of("http://a")
-    assert gate_of("http://a") is not gate_of("http://b")
+def test_one_gate_per_server_and_kind() -> None:
+    assert create_gate("http://a") is create_gate("http://a")
+    assert create_gate("http://a") is not create_gate("http://b")
+    assert create_gate("http://a") is not command_gate("http://a")

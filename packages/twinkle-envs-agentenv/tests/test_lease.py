@@ -34,7 +34,7 @@ def test_a_long_lease_is_never_shortened(server: Any, make_env: Any) -> None:
     env.sandbox.set_timeout(5_000)
     env._hold.lease._ends_at -= 50
     env.step("run_command", {"command": "true"})
-    assert asked(server) == [60]
+    assert asked(server) == [61]
     assert left(server, env) > 4_900
     assert server.count(*SET_TIMEOUT) == 1, "only the one made by this test"
 
@@ -43,10 +43,10 @@ def test_the_lease_outlasts_the_command(server: Any, make_env: Any) -> None:
     env = make_env(sandbox_timeout=20, command_timeout=300)
     env.reset()
     env.step("run_command", {"command": "true"})
-    assert asked(server) == [330]
+    assert asked(server) == [360]
     assert left(server, env) > 300
     env.exec("true", timeout_s=1_000)
-    assert asked(server) == [330, 1_030]
+    assert asked(server) == [360, 1_060]
 
 
 def test_a_default_step_costs_one_request(server: Any, make_env: Any) -> None:

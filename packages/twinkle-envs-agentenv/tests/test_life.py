@@ -203,6 +203,24 @@ def test_a_forked_child_does_not_kill_its_parent_s_sandboxes(server: Any) -> Non
     assert server.sandboxes == {}
 
 
+def test_a_forked_child_is_refused_and_does_not_hang(server: Any) -> None:
+    trainer = client(
+        server,
+        "env.reset()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    for act in (make().reset, env.reset, lambda: env.exec('true')):\n"
+        "        try: act()\n"
+        "        except Exception as e: print(type(e).__name__, \"'spawn'\" in str(e))\n"
+        "    print(env.step('run_command', {'command': 'true'}).done, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n",
+    )
+    out, err = trainer.communicate(timeout=60)
+    assert out.splitlines() == ["SandboxRefusedError True"] * 3 + ["True"], err
+    assert server.sandboxes == {}
+
+
 def test_descriptors_stay_flat(server: Any, make_env: Any) -> Any:
     env = make_env()
 

@@ -6,6 +6,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -117,6 +118,36 @@ def test_a_server_that_is_down_loses_its_sandboxes(server: Any, env: Any) -> Non
     env.close()
     assert lease in live_leases(), "the exit of the interpreter would try again"
     lease.forget()
+
+
+def test_a_command_that_never_began_is_not_the_model_s_fault(server: Any, make_env: Any) -> None:
+    env = make_env(command_timeout=0.5)
+    env.reset()
+    env.step("run_command", {"command": "true"})
+    server.fault(*START, act="hang", times=1)
+    result = env.step("run_command", {"command": "true"})
+    assert (result.done, result.info["error_kind"], result.info["retryable"]) == (
+        False,
+        "env",
+        True,
+    )
+    assert "did not begin" in result.observation
+    assert "timed_out" not in result.info
+
+
+def test_the_end_of_an_abandoned_call_does_not_end_the_next_episode(
+    server: Any, make_env: Any
+) -> None:
+    env = make_env()
+    env.reset()
+    begun = threading.Event()
+    server.on_request = lambda method, path: begun.set() if (method, path) == START else None
+    with ThreadPoolExecutor(1) as threads:
+        abandoned = threads.submit(env.step, "run_command", {"command": "sleep 60"})
+        assert begun.wait(5)
+        env.reset()
+        assert abandoned.result(20).error
+    assert env.step("run_command", {"command": "echo on"}).observation == "on"
 
 
 def test_a_sandbox_that_hangs_is_bounded_and_ends_the_episode(server: Any, make_env: Any) -> None:

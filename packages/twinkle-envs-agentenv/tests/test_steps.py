@@ -153,6 +153,15 @@ def test_a_timed_out_step_is_no_error(make_env: Any) -> None:
     assert env.step("run_command", {"command": "echo on"}).observation == "on"
 
 
+def test_a_background_process_that_holds_the_output_is_explained(make_env: Any) -> None:
+    env = make_env(command_timeout=1)
+    env.reset()
+    held = env.step("run_command", {"command": "echo begun; sleep 60 &"})
+    assert held.observation.startswith("begun\n[killed: no end within 1 s; to leave a process")
+    free = env.step("run_command", {"command": "sleep 60 > /dev/null 2>&1 & echo begun"})
+    assert free.observation == "begun"
+
+
 def test_command_timeout_reaches_the_server(server: Any, env: Any) -> None:
     env.step("run_command", {"command": "true", "timeout": 9999})
     starts = [r for r in server.requests if r[1] == "/process.Process/Start"]

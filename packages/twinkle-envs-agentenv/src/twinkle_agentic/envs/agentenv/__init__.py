@@ -10,18 +10,33 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from twinkle_agentic.envs.agentenv.env import AgentEnv
-    from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError, SandboxSetupError
+    from twinkle_agentic.envs.agentenv.errors import (
+        CommandBrokenError,
+        SandboxRefusedError,
+        SandboxSetupError,
+        ToolFaultError,
+    )
     from twinkle_agentic.envs.agentenv.pool import SandboxPool
     from twinkle_agentic.envs.agentenv.types import ExecResult
 
-__all__ = ["AgentEnv", "ExecResult", "SandboxPool", "SandboxRefusedError", "SandboxSetupError"]
+__all__ = [
+    "AgentEnv",
+    "CommandBrokenError",
+    "ExecResult",
+    "SandboxPool",
+    "SandboxRefusedError",
+    "SandboxSetupError",
+    "ToolFaultError",
+]
 
 _MODULES = {
     "AgentEnv": "env",
+    "CommandBrokenError": "errors",
     "ExecResult": "types",
     "SandboxPool": "pool",
     "SandboxRefusedError": "errors",
     "SandboxSetupError": "errors",
+    "ToolFaultError": "errors",
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from twinkle_agentic.envs.agentenv.default_tools import seconds_argument, text_argument
 from twinkle_agentic.envs.agentenv.hold import Hold
 from twinkle_agentic.envs.agentenv.types import ExecResult, SandboxSpec
-from twinkle_agentic.envs.agentenv.waiting import interruptible
+from twinkle_agentic.envs.agentenv.waiting import check_process, interruptible
 from twinkle_agentic.envs.errors import (
     EnvTimeoutError,
     SandboxError,
@@ -207,11 +207,17 @@ class SandboxAccess:
             raise _copy(self._ended)
         if lease is None:
             raise SandboxError("there is no sandbox: call reset() first")
+        check_process()
         try:
             yield lease
         except (SandboxLostError, EnvTimeoutError) as error:
-            self._ended = _copy(error)
+            self._end(lease, error)
             raise
+
+    def _end(self, lease: Lease, error: TwinkleEnvError) -> None:
+        # A call that outlived its episode says nothing about the sandbox of the next one.
+        if self._hold.lease is lease:
+            self._ended = _copy(error)
 
     def _look_for_loss(self, error: Exception) -> None:
         """Find out whether a handler that used the SDK failed because the sandbox is gone."""
@@ -224,7 +230,7 @@ class SandboxAccess:
         try:
             check_alive(lease, read_failure(error).words)
         except SandboxLostError as gone:
-            self._ended = _copy(gone)
+            self._end(lease, gone)
 
     def _refresh(self) -> None:
         lease = self._hold.lease

@@ -11,7 +11,7 @@ from e2b import Sandbox
 from twinkle_agentic.envs.agentenv import labels
 from twinkle_agentic.envs.agentenv.creating import refusal
 from twinkle_agentic.envs.agentenv.failures import Failure, Fault, probe_info, read_failure
-from twinkle_agentic.envs.agentenv.gate import gate_of
+from twinkle_agentic.envs.agentenv.gate import create_gate
 from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.recovery import check_alive
 from twinkle_agentic.envs.agentenv.types import SandboxSpec
@@ -93,7 +93,7 @@ def delete_snapshot(spec: SandboxSpec, snapshot_id: str) -> bool:
 
 def _fork_some(lease: Lease, count: int) -> tuple[list[Lease], Failure | None, Exception | None]:
     spec = lease.spec
-    with gate_of(spec.connection.address).pass_through(
+    with create_gate(spec.connection.address).pass_through(
         spec.max_concurrent_creates, timeout_s=spec.queue_timeout_s
     ):
         taken_at = time.monotonic()

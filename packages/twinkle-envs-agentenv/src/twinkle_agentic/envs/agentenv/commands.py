@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from e2b import CommandExitException
+from e2b import CommandExitException, CommandHandle
+from e2b.api import max_connections
 
 from twinkle_agentic.envs.agentenv.errors import CommandBrokenError, ToolFaultError
 from twinkle_agentic.envs.agentenv.failures import Fault, read_failure
+from twinkle_agentic.envs.agentenv.gate import command_gate
 from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.output import Clip, observation_of, stream_clip
 from twinkle_agentic.envs.agentenv.recovery import Recovery, check_alive
 from twinkle_agentic.envs.agentenv.types import ExecResult
-from twinkle_agentic.envs.errors import EnvTimeoutError
+from twinkle_agentic.envs.errors import EnvTimeoutError, SandboxError
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, clean_text
 
 logger = logging.getLogger(__name__)
@@ -27,7 +30,10 @@ _MAX_COMMAND_BYTES = 131_071  # Linux MAX_ARG_STRLEN less the final NUL: `bash -
 _MARK = "TWINKLE_COMMAND"
 """In the environment of a command and of all it starts, so that they can be found and killed."""
 _KILL_S = 10.0  # one try at killing what a command left
-_KILL_TRIES = 2
+_KILL_TRIES = 3
+# A process left in the background keeps its command running while it holds the output open.
+_BACKGROUND = re.compile(r"(?<![&><])&(?![&>\d])")
+_AT_ONCE = max(1, max_connections - 20)  # commands per server; the rest is for other requests
 _SIGNALLED = -1  # the exit code of a process that a signal ended
 
 
@@ -42,6 +48,7 @@ class CommandRun:
         timeout_s: The limit.
         timed_out: Whether it ran into it.
         duration_s: Wall time.
+        hint: For the model, where it was killed.
     """
 
     stdout: Clip
@@ -50,6 +57,7 @@ class CommandRun:
     exit_code: int | None = None
     timed_out: bool = False
     duration_s: float = 0.0
+    hint: str = ""
 
     @property
     def result(self) -> ExecResult:
@@ -70,6 +78,7 @@ class CommandRun:
             self.stderr,
             exit_code=self.exit_code,
             timed_out_after_s=self.timeout_s if self.timed_out else None,
+            hint=self.hint,
             max_chars=max_chars,
         )
 
@@ -107,13 +116,34 @@ def run_command(
     command = _checked(command)
     mark = uuid.uuid4().hex
     run = CommandRun(stream_clip(max_chars), stream_clip(max_chars), timeout_s)
+    if _BACKGROUND.search(command):
+        run.hint = "; to leave a process running, redirect its output: command > log 2>&1 &"
     if keep_lease:
         lease.cover(timeout_s)  # where that fails the command itself tells
+    gate = command_gate(lease.spec.connection.address)
+    with gate.pass_through(_AT_ONCE, timeout_s=lease.spec.queue_timeout_s):
+        begun = time.monotonic()
+        handle = _start(lease, command, mark, timeout_s, cwd=cwd, envs=envs, user=user)
+        lease.fresh = False
+        return _finish(lease, handle, run, mark, begun, command)
+
+
+def _start(
+    lease: Lease,
+    command: str,
+    mark: str,
+    timeout_s: float,
+    *,
+    cwd: str | None,
+    envs: Mapping[str, str] | None,
+    user: str | None,
+) -> CommandHandle[None]:
+    """Start a command and return when it runs. Raises as `run_command`."""
     recovery = Recovery(lease, f"running {command[:80]!r}", repeatable=False)
     while True:
         begun = time.monotonic()
         try:
-            handle = lease.sandbox.commands.run(
+            return lease.sandbox.commands.run(
                 command,
                 background=True,
                 envs={**(envs or {}), _MARK: mark},
@@ -122,12 +152,28 @@ def run_command(
                 timeout=timeout_s,
                 retain_output=False,
             )
-            break
         except Exception as error:
-            if _is_deadline(error, begun, timeout_s):
-                return _killed(lease, run, mark, begun)
-            recovery.again(error)
-    lease.fresh = False
+            if not _is_deadline(error, begun, timeout_s):
+                recovery.again(error)
+                continue
+            _end_processes(lease, mark)
+            raise SandboxError(
+                f"{command[:80]!r} did not begin in sandbox {lease.sandbox_id} within "
+                f"{timeout_s:g} s, though the sandbox answers: nothing is known of what it did",
+                retryable=True,
+            ) from error
+
+
+def _finish(
+    lease: Lease,
+    handle: CommandHandle[None],
+    run: CommandRun,
+    mark: str,
+    begun: float,
+    command: str,
+) -> CommandRun:
+    """Take in a command's output until it ends. Raises as `run_command`."""
+    timeout_s = run.timeout_s
     try:
         handle.wait(on_stdout=run.stdout.add, on_stderr=run.stderr.add)
         run.exit_code = 0
@@ -146,7 +192,7 @@ def run_command(
         raise CommandBrokenError(
             f"the connection to sandbox {lease.sandbox_id} broke while {command[:80]!r} ran "
             f"({words}); the command was killed and what it had done stays",
-            output=run.observation(max_chars),
+            output=run.observation(),
         ) from error
     run.duration_s = time.monotonic() - begun
     return run

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError
+from twinkle_agentic.envs.agentenv.waiting import check_process
 
 __all__ = ["DEFAULT_KEY", "Connection"]
 
@@ -95,12 +96,14 @@ class Connection:
         """Return the SDK's connection arguments.
 
         Raises:
-            SandboxRefusedError: There is neither a server nor a key.
+            SandboxRefusedError: There is neither a server nor a key, or the SDK does not work in
+                this process (`check_process`).
         """
         if self.api_url is None and self.api_key == DEFAULT_KEY and "domain" not in self.options:
             raise SandboxRefusedError(
                 "there is no sandbox server to talk to: pass api_url or set E2B_API_URL"
             )
+        check_process()
         found: dict[str, Any] = {
             **self.options,
             "api_key": self.api_key,

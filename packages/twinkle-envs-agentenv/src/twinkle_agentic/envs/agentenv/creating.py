@@ -18,7 +18,7 @@ from twinkle_agentic.envs.agentenv import labels
 from twinkle_agentic.envs.agentenv.commands import run_command
 from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError, SandboxSetupError
 from twinkle_agentic.envs.agentenv.failures import Failure, Fault, read_failure
-from twinkle_agentic.envs.agentenv.gate import gate_of
+from twinkle_agentic.envs.agentenv.gate import create_gate
 from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.types import SandboxSpec
 from twinkle_agentic.envs.agentenv.waiting import exiting, pending_creation
@@ -95,7 +95,7 @@ def _ask(
 
     The doubt is whether an earlier try made a sandbox too.
     """
-    gate = gate_of(spec.connection.address)
+    gate = create_gate(spec.connection.address)
     unsure = False
     tries = 0
     give_up_at: float | None = None
@@ -148,7 +148,7 @@ def refusal(failure: Failure, spec: SandboxSpec, *, tries: int = 1) -> SandboxUn
         case Fault.REFUSED | Fault.NOT_FOUND | Fault.BAD_ARGUMENT | Fault.PAUSED:
             return SandboxRefusedError(
                 f"{server} refuses a sandbox of template {spec.template!r} ({words}): check that "
-                "the template was built there"
+                "the template was built there and that the arguments fit it"
             )
         case Fault.SERVER | Fault.TIMEOUT | Fault.UNREACHABLE:
             return SandboxUnavailableError(

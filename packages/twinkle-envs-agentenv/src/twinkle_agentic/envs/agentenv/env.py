@@ -19,7 +19,11 @@ from twinkle_agentic.envs.agentenv.default_tools import (
     DEFAULT_TOOLS,
     text_argument,
 )
-from twinkle_agentic.envs.agentenv.errors import CommandBrokenError, ToolFaultError
+from twinkle_agentic.envs.agentenv.errors import (
+    CommandBrokenError,
+    SandboxRefusedError,
+    ToolFaultError,
+)
 from twinkle_agentic.envs.agentenv.types import OnTimeout, SandboxSpec, SetupErrors
 from twinkle_agentic.envs.agentenv.waiting import interruptible
 from twinkle_agentic.envs.base import Env, StepResult
@@ -281,6 +285,8 @@ class AgentEnv(SandboxAccess, Env):
         except CommandBrokenError as broken:
             seen = f"{broken.output}\nError: {broken}".lstrip("\n")
             result = StepResult.failed(broken, done=False, observation=seen)
+        except SandboxRefusedError as error:  # this process cannot go on with it
+            result = StepResult.failed(error)
         except TwinkleEnvError as error:
             result = StepResult.failed(error, done=False)
         except Exception as error:

@@ -63,5 +63,5 @@ class CommandBrokenError(SandboxError):
         self.output = output
 
 
-class ToolFaultError(Exception):
+class ToolFaultError(ValueError):
     """The action was wrong or failed, and the sandbox is well: the model reads the text."""

@@ -1,4 +1,4 @@
-"""How many sandboxes a process creates at once, per server."""
+"""How many sandboxes a process creates, and how many commands it runs, at once per server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from twinkle_agentic.envs.errors import SandboxUnavailableError
 
-__all__ = ["CreateGate", "gate_of"]
+__all__ = ["Gate", "command_gate", "create_gate"]
 
 
 @dataclass(eq=False)
@@ -20,14 +20,18 @@ class _Waiter:
     go: threading.Event = field(default_factory=threading.Event)
 
 
-class CreateGate:
-    """Lets creations pass, first come first served, each under the limit it brings.
+class Gate:
+    """Lets callers pass, first come first served, each under the limit it brings.
 
-    Thread-safe. Two envs with different limits share the gate: one passes while fewer creations are
-    in flight than its own limit.
+    Thread-safe. Two envs with different limits share the gate: one passes while fewer are inside
+    than its own limit.
+
+    Args:
+        advice: What to do when none comes free, for the message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
         self._lock = threading.Lock()
         self._waiting: deque[_Waiter] = deque()
         self.running = 0
@@ -61,8 +65,8 @@ class CreateGate:
             raise
         if not passed and not self._give_up(waiter, keep=True):
             raise SandboxUnavailableError(
-                f"no place among the {limit} concurrent creations of this process within "
-                f"{timeout_s:g} s: raise max_concurrent_creates or queue_timeout_s"
+                f"none of {limit} places of this process came free within {timeout_s:g} s: "
+                f"{self._advice}"
             )
 
     def _give_up(self, waiter: _Waiter, *, keep: bool = False) -> bool:
@@ -88,14 +92,32 @@ class CreateGate:
         self.most = max(self.most, self.running)
 
 
-_gates: dict[str, CreateGate] = {}
+_gates: dict[tuple[str, str], Gate] = {}
 _gates_lock = threading.Lock()
 
 
-def gate_of(address: str) -> CreateGate:
-    """Return the gate of a server, the same for the whole process."""
+def create_gate(address: str) -> Gate:
+    """Return the gate for creations on a server, the same for the whole process."""
     with _gates_lock:
-        return _gates.setdefault(address, CreateGate())
+        return _gates.setdefault(
+            (address, "create"), Gate("raise max_concurrent_creates or queue_timeout_s")
+        )
+
+
+def command_gate(address: str) -> Gate:
+    """Return the gate for commands on a server, the same for the whole process.
+
+    A running command holds a connection, of which the SDK opens a limited number. One that waited
+    inside the SDK would use up its time limit before it began.
+    """
+    with _gates_lock:
+        return _gates.setdefault(
+            (address, "command"),
+            Gate(
+                "set E2B_MAX_CONNECTIONS before the trainer starts, run fewer commands at once, or "
+                "raise queue_timeout_s"
+            ),
+        )
 
 
 def _forget_after_fork() -> None:

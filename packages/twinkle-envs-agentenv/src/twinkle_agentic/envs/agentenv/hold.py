@@ -7,6 +7,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from twinkle_agentic.envs.agentenv.waiting import interruptible
+
 if TYPE_CHECKING:
     from twinkle_agentic.envs.agentenv.lease import Lease
 
@@ -38,7 +40,7 @@ class Hold:
             ticket = self._ticket
             lease, self.lease = self.lease, None
         if lease is not None:
-            lease.kill()
+            interruptible(lease.kill)
         return ticket
 
     def abandon(self) -> None:

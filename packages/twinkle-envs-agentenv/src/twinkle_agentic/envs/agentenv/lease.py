@@ -80,7 +80,8 @@ class Lease:
         needed = seconds + _MARGIN_S
         if self._ends_at - time.monotonic() >= needed:
             return None
-        return self._extend(max(needed, self._timeout_s))
+        # With a margin more than needed, the next command of the same length asks for nothing.
+        return self._extend(max(needed + _MARGIN_S, self._timeout_s))
 
     def renew(self) -> str | None:
         """Start the idle time anew, unless hardly any of it has been used.

@@ -74,6 +74,7 @@ def observation_of(
     *,
     exit_code: int | None,
     timed_out_after_s: float | None = None,
+    hint: str = "",
     max_chars: int = MAX_TEXT_CHARS,
 ) -> str:
     """Render a command's output for a model.
@@ -86,6 +87,7 @@ def observation_of(
         stderr: Likewise.
         exit_code: Shown unless it is 0 or `None`.
         timed_out_after_s: The limit that passed; `None` where none did.
+        hint: Follows the mark of a timeout.
         max_chars: Characters kept of the whole, head and tail.
     """
     parts: list[tuple[str, ...]] = [_stripped(stdout)]
@@ -93,7 +95,7 @@ def observation_of(
     if any(errors):
         parts.append(("[stderr]\n", *errors))
     if timed_out_after_s is not None:
-        parts.append((f"[killed: no end within {timed_out_after_s:g} s]",))
+        parts.append((f"[killed: no end within {timed_out_after_s:g} s{hint}]",))
     elif exit_code:
         parts.append((f"[exit code {exit_code}]",))
     whole = Clip(max_chars)

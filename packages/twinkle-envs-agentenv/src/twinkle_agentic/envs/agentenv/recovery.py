@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 
+from e2b.exceptions import NotFoundException
+
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
 from twinkle_agentic.envs.agentenv.failures import (
     Failure,
@@ -42,7 +44,8 @@ class Recovery:
         self._tries = 0
         self._resumed = False
         window_s = lease.spec.ready_timeout_s if lease.fresh else _SETTLED_RETRY_S
-        self._until = time.monotonic() + window_s
+        self._begun = time.monotonic()
+        self._until = self._begun + window_s
 
     def again(self, error: Exception) -> None:
         """Return when the request is to be tried again.
@@ -100,7 +103,10 @@ class Recovery:
         delay *= random.uniform(0.5, 1.0)
         if failure.retry_after_s is not None:
             delay = failure.retry_after_s
-        if failure.fault is Fault.TIMEOUT or not harmless or time.monotonic() + delay > self._until:
+        until = self._until
+        if failure.fault is Fault.FULL:
+            until = max(until, self._begun + self._lease.spec.capacity_timeout_s)
+        if failure.fault is Fault.TIMEOUT or not harmless or time.monotonic() + delay > until:
             raise self._failed(failure) from error
         time.sleep(delay)
 
@@ -146,6 +152,4 @@ def check_alive(lease: Lease, why: str, *, tries: int = 3) -> None:
 
 def _says_missing(error: Exception) -> bool:
     """A missing file and a missing sandbox are the same exception."""
-    from e2b.exceptions import NotFoundException
-
     return isinstance(error, NotFoundException)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError
 from twinkle_agentic.tools.threads import ThreadPool
 
-__all__ = ["exiting", "interruptible", "pending_creation", "wait_for_creations"]
+__all__ = ["check_process", "exiting", "interruptible", "pending_creation", "wait_for_creations"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,6 +23,8 @@ exiting = threading.Event()
 _creations = 0
 _changed = threading.Condition()
 _helpers = ThreadPool(max_threads=64)  # of the main thread, whose abandoned calls free their place
+_sdk_used = False
+_forked = False
 
 
 def interruptible(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -33,13 +36,32 @@ def interruptible(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*args, **kwargs)
-    future = _helpers.submit(function, *args, **kwargs)
+    try:
+        future = _helpers.submit(function, *args, **kwargs)
+    except RuntimeError:  # an interpreter that is exiting starts no thread
+        return function(*args, **kwargs)
     try:
         return future.result()
     except BaseException:
         if not future.done():
             _helpers.abandon(future)
         raise
+
+
+def check_process() -> None:
+    """Take note that the SDK is used, or refuse where it would hang.
+
+    Raises:
+        SandboxRefusedError: This process was forked from one that had used the SDK: the threads
+            that do its networking stayed in the parent, and every request would wait for ever.
+    """
+    global _sdk_used
+    if _forked:
+        raise SandboxRefusedError(
+            f"process {os.getpid()} was forked from one that had used the e2b SDK, which does not "
+            "work after a fork: start the workers with 'spawn', or before the first sandbox"
+        )
+    _sdk_used = True
 
 
 @contextmanager
@@ -65,7 +87,8 @@ def wait_for_creations(timeout_s: float) -> float:
 
 
 def _forget_after_fork() -> None:
-    global _creations, _changed, _helpers
+    global _creations, _changed, _helpers, _forked
+    _forked = _forked or _sdk_used
     _creations = 0
     _changed = threading.Condition()
     _helpers = ThreadPool(max_threads=64)
