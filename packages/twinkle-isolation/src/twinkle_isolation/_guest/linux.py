@@ -22,6 +22,7 @@ __all__ = [
     "drop_capabilities",
     "forbid_new_privileges",
     "ignore_signal",
+    "install_filter",
     "mount",
     "pivot_root_here",
     "set_child_subreaper",
@@ -51,8 +52,10 @@ MS_PRIVATE = 1 << 18
 CAP_SYS_RESOURCE = 24
 
 _MNT_DETACH = 2
+_SECCOMP_MODE_FILTER = 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -155,6 +158,12 @@ def set_dumpable(dumpable: bool) -> None:
 def forbid_new_privileges() -> None:
     """Take the effect from set-uid programs, for this process and its children."""
     _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "prctl(NO_NEW_PRIVS)")
+
+
+def install_filter(program: int) -> None:
+    """Put a system call filter (the address of a `struct sock_fprog`) on this process for ever."""
+    result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
+    _check(result, "prctl(SECCOMP)")
 
 
 def drop_capabilities(keep: tuple[int, ...] = ()) -> None:

@@ -14,7 +14,7 @@ from twinkle_isolation._guest.files import Failure, Paths
 from twinkle_isolation._guest.guard import INTERVAL_S, Guard
 from twinkle_isolation._guest.outbox import Outbox
 from twinkle_isolation._guest.processes import Process
-from twinkle_isolation._guest.seccomp import Filter
+from twinkle_isolation._guest.seccomp import filter_for
 from twinkle_isolation._wire import Message
 
 __all__ = ["ProcessRequests"]
@@ -43,7 +43,7 @@ class ProcessRequests:
         self.outbox = outbox
         self.selector = selector
         self.env: dict[str, str] = {str(k): str(v) for k, v in sandbox["env"].items()}
-        self.syscalls = Filter(os.uname().machine, accounted=sandbox["accounted"])
+        self.syscalls = filter_for(os.uname().machine, accounted=bool(sandbox["accounted"]))
         self.guard = Guard(
             memory_bytes=sandbox["memory_bytes"],
             processes=sandbox["processes"],

@@ -177,13 +177,14 @@ def _exec(
         if as_root:
             linux.unshare(linux.CLONE_NEWUSER)
             map_user(0, GUEST_UID, 0, GUEST_GID)
+            # Else the program starts with none: that is what exec does for everybody but user 0.
+            linux.drop_capabilities()
         # The kernel takes sandboxes before servers, and programs before their supervisor.
         with (
             contextlib.suppress(OSError),
             open("/proc/self/oom_score_adj", "wb", buffering=0) as file,
         ):
             file.write(b"1000")
-        linux.drop_capabilities()
         syscalls.install()
         os.execve(_find(request["args"][0], env.get("PATH", "")), request["args"], env)
     except (FileNotFoundError, NotADirectoryError):

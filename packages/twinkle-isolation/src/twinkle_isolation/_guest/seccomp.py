@@ -11,11 +11,12 @@ import ctypes
 import errno
 import os
 import struct
+from functools import lru_cache
 
-__all__ = ["Filter"]
+from twinkle_isolation._guest import linux
 
-_PR_SET_SECCOMP = 22
-_SECCOMP_MODE_FILTER = 2
+__all__ = ["Filter", "filter_for"]
+
 _RET_ALLOW = 0x7FFF0000
 _RET_ERRNO = 0x00050000
 _LD_W_ABS = 0x20
@@ -109,11 +110,13 @@ class Filter:
         """Filter this process and its children; new privileges must be forbidden already."""
         if self._program is None:
             return
-        libc = ctypes.CDLL(None, use_errno=True)
-        address = ctypes.c_ulong(ctypes.addressof(self._program))
-        if libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), address, 0, 0) < 0:
-            error = ctypes.get_errno()
-            raise OSError(error, f"seccomp: {os.strerror(error)}")
+        linux.install_filter(ctypes.addressof(self._program))
+
+
+@lru_cache
+def filter_for(machine: str, *, accounted: bool) -> Filter:
+    """Return the filter for a sandbox; compiled before the fork, it is shared by all."""
+    return Filter(machine, accounted=accounted)
 
 
 def _compile(machine: str, *, accounted: bool) -> bytes:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from twinkle_isolation._guest import linux, orphans, rootfs
+from twinkle_isolation._guest.seccomp import filter_for
 from twinkle_isolation._guest.supervisor import Supervisor
 
 __all__ = ["main"]
@@ -53,6 +54,8 @@ class _Zygote:
         if not self.namespaces:
             linux.set_child_subreaper()
             linux.set_parent_death_signal(signal.SIGTERM)
+        for accounted in (False, True):
+            filter_for(os.uname().machine, accounted=accounted)
         gc.collect()
         gc.freeze()
 
