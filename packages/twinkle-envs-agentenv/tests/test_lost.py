@@ -104,10 +104,14 @@ def test_a_sandbox_killed_under_a_running_command(server: Any, env: Any) -> None
     assert time.monotonic() - clock < 8
 
 
-def _wait_and_kill(server: Any, sandbox_id: Any) -> None:
-    deadline = time.monotonic() + 5
-    while not any(p.poll() is None for p in server.sandboxes[sandbox_id].processes):
+def _wait_for_a_process(sandbox: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not any(process.poll() is None for process in sandbox.processes):
         assert time.monotonic() < deadline
+
+
+def _wait_and_kill(server: Any, sandbox_id: Any) -> None:
+    _wait_for_a_process(server.sandboxes[sandbox_id])
     server.kill_sandbox(sandbox_id)
 
 
@@ -140,11 +144,10 @@ def test_the_end_of_an_abandoned_call_does_not_end_the_next_episode(
 ) -> None:
     env = make_env()
     env.reset()
-    begun = threading.Event()
-    server.on_request = lambda method, path: begun.set() if (method, path) == START else None
+    sandbox = server.sandboxes[env.sandbox_id]
     with ThreadPoolExecutor(1) as threads:
         abandoned = threads.submit(env.step, "run_command", {"command": "sleep 60"})
-        assert begun.wait(5)
+        _wait_for_a_process(sandbox)
         env.reset()
         assert abandoned.result(20).error
     assert env.step("run_command", {"command": "echo on"}).observation == "on"
