@@ -1,4 +1,4 @@
-"""`OpenEnvClient` next to a bare websocket that exchanges the same JSON: time and CPU per step, threads, start-up.
+"""`OpenEnvClient` next to a bare websocket with the same JSON: CPU per step, threads, start-up.
 
 Run: python benchmarks/openenv_client.py [--steps 2000] [--sessions 1 100 1000]
 """
@@ -28,7 +28,8 @@ async def session(socket):
         message = json.loads(frame)
         if message["type"] == "close":
             return
-        data = {"observation": {"text": (message.get("data") or {}).get("value", "")}, "reward": 1.0, "done": False}
+        text = (message.get("data") or {}).get("value", "")
+        data = {"observation": {"text": text}, "reward": 1.0, "done": False}
         await socket.send(json.dumps({"type": "observation", "data": data}))
 
 def no_schema(connection, request):
@@ -36,7 +37,8 @@ def no_schema(connection, request):
         return connection.respond(404, "")
 
 async def main():
-    async with serve(session, "127.0.0.1", 0, process_request=no_schema, compression=None, ping_interval=None) as server:
+    settings = {"process_request": no_schema, "compression": None, "ping_interval": None}
+    async with serve(session, "127.0.0.1", 0, **settings) as server:
         print(next(iter(server.sockets)).getsockname()[1], flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 

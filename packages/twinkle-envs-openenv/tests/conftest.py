@@ -1,3 +1,7 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 """Servers for the tests, each in a process of its own, started once per test session."""
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,9 @@ SERVERS = Path(__file__).parent / "servers"
 
 
 @contextmanager
-def running(script: str, *arguments: str) -> Iterator[tuple[dict[str, int], subprocess.Popen[str]]]:
+def running(
+    script: str, *arguments: str
+) -> Generator[tuple[dict[str, int], subprocess.Popen[str]]]:
     """Run a server script; yields its ports and its process."""
     process = subprocess.Popen(
         [sys.executable, str(SERVERS / script), *arguments],

@@ -1,4 +1,8 @@
-"""`OpenEnvClient` against OpenEnv's own server in a process of its own: every trap of its protocol."""
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
+"""`OpenEnvClient` against OpenEnv's own server, in its own process: every trap there is."""
 
 from __future__ import annotations
 
@@ -151,7 +155,7 @@ def test_timeout_never_goes_on_in_a_fresh_session(client: Client) -> None:
         assert (result.done, result.info["error_kind"]) == (True, "timeout")
         for _ in range(2):
             assert env.step("env_action", say("x")).info["error_kind"] == "session_lost"
-        with pytest.raises(SessionClosedError, match="no answer to step within 0.5 s"):
+        with pytest.raises(SessionClosedError, match=r"no answer to step within 0\.5 s"):
             env.execute(say("x"))
 
 
@@ -356,9 +360,9 @@ def test_registered_tool_runs_here(client: Client) -> None:
         return f"scored {env.execute(say('checked', 9.0)).reward}"
 
     with client() as env:
-        assert env.register_tool(info, submit) is env  # pyright: ignore[reportArgumentType]
+        assert env.register_tool(info, submit) is env
         env.reset()
-        assert [t["function"]["name"] for t in env.tools()] == ["env_action", "submit"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        assert [t["function"]["name"] for t in env.tools()] == ["env_action", "submit"]
         assert env.step("submit", {"answer": 3}).observation == "scored 9.0"
         failed = env.step("submit", {})
         assert (failed.done, failed.info["error_kind"]) == (False, "tool")
@@ -404,8 +408,8 @@ def test_action_mapper_takes_any_tool_name(client: Client) -> None:
 def test_mcp_tools_are_listed_before_and_after_reset(client: Client) -> None:
     with client("tools") as env:
         before = env.tools()
-        assert [tool["function"]["name"] for tool in before] == ["repeat", "divide"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
-        assert before[0]["function"]["parameters"]["required"] == ["message"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        assert [tool["function"]["name"] for tool in before] == ["repeat", "divide"]
+        assert before[0]["function"]["parameters"]["required"] == ["message"]
         env.reset()
         assert env.tools() == before
         assert env.client.state().step_count == 0

@@ -1,3 +1,7 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 """`OpenEnvClient` against a server that misbehaves: no wrong answer, no hang, no leak."""
 
 from __future__ import annotations
@@ -147,7 +151,7 @@ def test_late_answer_never_reaches_the_next_episode(rude_url: Url) -> None:
 def test_reset_that_is_never_answered_raises_within_its_limit(rude_url: Url) -> None:
     with (
         client(rude_url("reset_hangs"), message_timeout_s=0.3) as env,
-        pytest.raises(EnvTimeoutError, match="no answer to reset within 0.3 s"),
+        pytest.raises(EnvTimeoutError, match=r"no answer to reset within 0\.3 s"),
     ):
         env.reset()
 
@@ -182,7 +186,7 @@ def test_full_server_is_refused_at_once_with_zero_timeout(rude_url: Url, rude_st
 
 def test_full_server_is_given_up_after_the_time_allowed(rude_url: Url, rude_stats: Stats) -> None:
     env = client(rude_url("full"), capacity_timeout_s=0.5)
-    with pytest.raises(CapacityError, match="within capacity_timeout_s=0.5"):
+    with pytest.raises(CapacityError, match=r"within capacity_timeout_s=0\.5"):
         env.reset()
     assert 2 <= rude_stats()["all"] <= 20
 
@@ -352,7 +356,7 @@ def test_unreachable_server_is_named() -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     env = client(f"http://127.0.0.1:{port}")
-    with pytest.raises(SessionClosedError, match=f"127.0.0.1:{port}.*is the server running"):
+    with pytest.raises(SessionClosedError, match=rf"127\.0\.0\.1:{port}.*is the server running"):
         env.reset()
 
 
@@ -375,7 +379,7 @@ def test_loopback_ignores_the_proxy_of_the_environment(
 
 def test_explicit_proxy_is_used_even_for_loopback(rude_url: Url) -> None:
     env = client(rude_url("echo"), proxy="http://127.0.0.1:9")
-    with pytest.raises(SessionClosedError, match="cannot (connect|reach)"):
+    with pytest.raises(SessionClosedError, match=r"cannot (connect|reach)"):
         env.reset()
 
 

@@ -1,3 +1,7 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 """`OpenEnv`: environments in this process."""
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,6 +25,7 @@ if importlib.util.find_spec("openenv") is None:
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+from pydantic import Field
 
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
@@ -52,7 +57,7 @@ def say(value: str, number: float = 0.0) -> dict[str, Any]:
 class Seen(Observation):
     """Has a field that is called as the part of a result it is not."""
 
-    observation: list[float] = []
+    observation: list[float] = Field(default_factory=list[float])
     text: str = ""
 
 
@@ -122,7 +127,7 @@ def test_tools_are_empty_by_default_so_one_generic_tool_is_made(env: OpenEnv) ->
     assert env.tools() == []
     env.reset()
     (tool,) = EnvTool.from_env(env)
-    assert tool.tool_info()["function"]["name"] == "env_action"  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    assert tool.tool_info()["function"]["name"] == "env_action"
     call = {"function": {"name": "env_action", "arguments": say("through the manager", 2.0)}}
     assert ToolManager([tool])(call) == "through the manager"
     assert tool.episode_reward == 2.0
@@ -131,7 +136,7 @@ def test_tools_are_empty_by_default_so_one_generic_tool_is_made(env: OpenEnv) ->
 def test_auto_tools_have_the_fields_of_the_action(lab: ModuleType) -> None:
     with OpenEnv(env_cls=lab.LabEnvironment, tools="auto") as env:
         (tool,) = env.tools()
-        assert set(tool["function"]["parameters"]["properties"]) == {"command", "value", "number"}  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        assert set(tool["function"]["parameters"]["properties"]) == {"command", "value", "number"}
         env.reset()
         result = env.step("fly", {})
         assert (result.done, result.info["error_kind"]) == (False, "tool")
@@ -142,7 +147,7 @@ def test_auto_tools_of_an_mcp_environment_are_its_tools(
     lab: ModuleType,
 ) -> None:
     with OpenEnv(env_cls="tool_env:ToolEnvironment", tools="auto") as env:
-        assert [tool["function"]["name"] for tool in env.tools()] == ["repeat", "divide"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        assert [tool["function"]["name"] for tool in env.tools()] == ["repeat", "divide"]
         env.reset()
         result = env.step("repeat", {"message": "ab", "times": 2})
         assert (result.observation, result.info["reward_missing"]) == ("abab", True)
@@ -239,7 +244,7 @@ def test_bad_arguments_are_an_observation_with_the_field(env: OpenEnv) -> None:
 
 def test_arguments_that_are_no_object_are_refused(env: OpenEnv) -> None:
     env.reset()
-    assert env.step("any", ["x"]).info["error_kind"] == "tool"  # pyright: ignore[reportArgumentType]
+    assert env.step("any", ["x"]).info["error_kind"] == "tool"
     assert "command: Field required" in env.step("any").observation
 
 
@@ -307,7 +312,7 @@ def test_environment_class_of_the_wrong_kind_is_named() -> None:
     with pytest.raises(ValueError, match="either env_name or env_cls"):
         OpenEnv("a", "b:C")
     with pytest.raises(ValueError, match="tools must be"):
-        OpenEnv(env_cls=Counter, tools="all")  # pyright: ignore[reportArgumentType]
+        OpenEnv(env_cls=Counter, tools="all")
     with pytest.raises(EnvError, match="unexpected keyword argument 'size'"):
         OpenEnv(env_cls=Counter, env_kwargs={"size": 3})
     with pytest.raises(ModuleNotFoundError, match=r"env_name='no_such_env'.*pip install"):
@@ -316,7 +321,7 @@ def test_environment_class_of_the_wrong_kind_is_named() -> None:
 
 def test_coroutine_environments_run_on_one_loop_of_their_own() -> None:
     class Async(Counter):
-        loops: list[Any] = []
+        loops: ClassVar[list[Any]] = []
 
         async def reset_async(self, seed: int | None = None, **_: Any) -> Seen:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
             self.loops.append(asyncio.get_running_loop())
@@ -407,7 +412,8 @@ from openenv.core.env_server.types import State
 
 class {name}(Environment[PieceAction, Board, State]):
     def reset(self, seed=None): return Board(text="{name} new", reward=0.0)
-    def step(self, action, timeout_s=None): return Board(text=f"{name} {{action.column}}", reward=1.0)
+    def step(self, action, timeout_s=None):
+        return Board(text=f"{name} {{action.column}}", reward=1.0)
     @property
     def state(self): return State()
 """

@@ -10,7 +10,8 @@ HEAVY = ["openenv", "e2b", "ray", "torch", "httpx"]
 
 
 def loaded_by(code: str, *names: str) -> list[str]:
-    script = f"import json, sys\n{code}\nprint(json.dumps([n for n in {list(names)!r} if n in sys.modules]))"
+    loaded = f"[name for name in {list(names)!r} if name in sys.modules]"
+    script = f"import json, sys\n{code}\nprint(json.dumps({loaded}))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )

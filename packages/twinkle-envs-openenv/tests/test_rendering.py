@@ -1,3 +1,7 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,7 +14,7 @@ from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation
 SERVER_TRACEBACK = """Traceback (most recent call last):
   File "/app/coding_env/server/python_executor.py", line 80, in run
     result = self._executor(code)
-  File "/venv/lib/python3.11/site-packages/smolagents/local_python_executor.py", line 1743, in __call__
+  File "/venv/lib/smolagents/local_python_executor.py", line 1743, in __call__
     output, is_final_answer = evaluate_python_code(
                               ^^^^^^^^^^^^^^^^^^^^^
 smolagents.local_python_executor.InterpreterError: ZeroDivisionError: division by zero
@@ -28,7 +32,10 @@ def tool_result(**result: Any) -> dict[str, Any]:
         ("as it is", "as it is"),
         ({}, ""),
         ({"stdout": "2\n", "stderr": "", "exit_code": 0, "metadata": {"last_code": "x"}}, "2"),
-        ({"stdout": "a\n\n", "stderr": "bad\n", "exit_code": 1}, "a\n[stderr]\nbad\n[exit code: 1]"),
+        (
+            {"stdout": "a\n\n", "stderr": "bad\n", "exit_code": 1},
+            "a\n[stderr]\nbad\n[exit code: 1]",
+        ),
         ({"stdout": "  indented\n"}, "  indented"),
         (
             {"stdout": "", "stderr": "", "exit_code": 0, "tests_passed": 3, "code_compiles": True},
@@ -53,7 +60,10 @@ def tool_result(**result: Any) -> dict[str, Any]:
         ),
         ({"text": "all of it", "board": [[1, 2], [3, 4]]}, "all of it"),
         ({"question": "How many legs?", "score": None}, "How many legs?"),
-        ({"x": 1, "y": 2, "message": "moved", "reward": 1.0, "done": False}, "x: 1\ny: 2\nmessage: moved"),
+        (
+            {"x": 1, "y": 2, "message": "moved", "reward": 1.0, "done": False},
+            "x: 1\ny: 2\nmessage: moved",
+        ),
         (
             {"fen": "8/8 w", "legal_moves": ["e2e4", "g1f3"], "is_check": False},
             "fen: 8/8 w\nlegal_moves: e2e4, g1f3\nis_check: false",
@@ -62,10 +72,13 @@ def tool_result(**result: Any) -> dict[str, Any]:
             {"board": [[0, 1], [-1, 0]], "legal_actions": [0, 1]},
             "board:\n 0  1\n-1  0\nlegal_actions: [0, 1]",
         ),
-        ({"grid": [0, 1, 2, 3, 4, 5], "width": 3, "height": 2}, "grid:\n0 1 2\n3 4 5\nwidth: 3\nheight: 2"),
+        (
+            {"grid": [0, 1, 2, 3, 4, 5], "width": 3, "height": 2},
+            "grid:\n0 1 2\n3 4 5\nwidth: 3\nheight: 2",
+        ),
         ({"rows": ["ab", "cd\nef"]}, "rows:\nab\ncd\nef"),
     ],
-)  # fmt: skip
+)
 def test_render(observation: Any, text: str) -> None:
     assert render_observation(observation) == text
 
@@ -169,10 +182,14 @@ def test_start_error(observation: Any, done: bool, metadata: Any, said: str | No
         (tool_result(is_error=True, content=[{"type": "text", "text": "bad"}]), "bad"),
         (tool_result(is_error=True), "the tool failed"),
         (
-            {"tool_name": "t", "result": None, "error": {"message": "bad\n  For further information visit https://errors.pydantic.dev/2/v/x"}},
+            {
+                "tool_name": "t",
+                "result": None,
+                "error": {"message": "bad\n  For further information visit https://e.dev/x"},
+            },
             "bad",
         ),
     ],
-)  # fmt: skip
+)
 def test_mcp_error(observation: Any, error: str | None) -> None:
     assert mcp_error(observation) == error

@@ -1,9 +1,13 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 from __future__ import annotations
 
 import itertools
 import json
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -44,7 +48,7 @@ def test_public_names() -> None:
     ]
     assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="NoSuchName"):
-        _ = package.NoSuchName  # pyright: ignore
+        _ = package.NoSuchName  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +135,7 @@ def test_tool_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"function\.name"):
         env.register_tool({}, lambda env, arguments: "")
     with pytest.raises(TypeError, match="callable"):
-        env.register_tool({"function": {"name": "f"}}, "no function")  # pyright: ignore[reportArgumentType]
+        env.register_tool({"function": {"name": "f"}}, "no function")
 
 
 def test_frames() -> None:
@@ -239,7 +243,7 @@ def test_tool_of_an_action_schema() -> None:
         "$defs": {"X": {}},
     }
     tool = tool_from_action(schema)
-    assert tool["function"] == {  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    assert tool["function"] == {
         "name": "env_action",
         "description": "Drop a piece.",
         "parameters": {
@@ -254,7 +258,7 @@ def test_tool_of_an_action_schema() -> None:
 def test_tools_of_both_kinds_of_mcp_listing() -> None:
     schema = {"type": "object", "properties": {"a": {}}}
     listing = [{"name": "x", "inputSchema": schema}, {"name": "y", "input_schema": schema}, {}, 3]
-    assert [t["function"]["parameters"] for t in tools_from_mcp(listing)] == [schema, schema]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    assert [t["function"]["parameters"] for t in tools_from_mcp(listing)] == [schema, schema]
 
 
 def test_field_names_are_checked_and_values_are_not() -> None:
@@ -319,8 +323,9 @@ def test_missing_module_of_others_is_reported_as_it_is(
 
 def test_results_in_process() -> None:
     class Observation:
-        model_fields = {"reward": 0, "done": 0, "observation": 0}
-        reward, done, metadata, observation = 1.5, True, {"m": 1}, [1.0] * 3
+        model_fields: ClassVar[dict[str, int]] = {"reward": 0, "done": 0, "observation": 0}
+        reward, done, observation = 1.5, True, [1.0] * 3
+        metadata: ClassVar[dict[str, int]] = {"m": 1}
 
     found = read_result(Observation())
     assert (found.reward, found.done, found.metadata) == (1.5, True, {"m": 1})

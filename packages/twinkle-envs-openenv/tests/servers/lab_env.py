@@ -1,3 +1,7 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 """A small environment whose every step does what the action says, good or bad."""
 
 from __future__ import annotations
@@ -7,7 +11,7 @@ from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 
 class LabAction(Action):
@@ -31,7 +35,7 @@ class LabObservation(Observation):
 
 class LabState(State):
     seed: int | None = None
-    values: list[str] = []
+    values: list[str] = Field(default_factory=list[str])
 
 
 class LabEnvironment(Environment[LabAction, LabObservation, LabState]):
@@ -41,7 +45,7 @@ class LabEnvironment(Environment[LabAction, LabObservation, LabState]):
         super().__init__()
         self._state = LabState()
 
-    def reset(
+    def reset(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         seed: int | None = None,
         episode_id: str | None = None,

@@ -1,3 +1,7 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false, reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 """Real OpenEnv servers, several in one process because importing openenv takes seconds.
 
 Prints the ports as one line of JSON when all are ready, and ends when its standard input does.
@@ -66,7 +70,7 @@ async def main() -> None:
         server.capture_signals = _no_signals  # type: ignore[method-assign]
         servers.append(server)
         running.append(asyncio.create_task(server.serve(sockets=[listener])))
-    while not all(server.started for server in servers):
+    while not all(server.started for server in servers):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.01)
     print(json.dumps(ports), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

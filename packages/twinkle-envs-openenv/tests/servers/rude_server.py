@@ -1,3 +1,7 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 """A server that speaks OpenEnv's websocket protocol and misbehaves as its URL path says.
 
 `ws://host:port/<behaviour>/<key>/ws`. `GET /stats` tells how many sessions are open under each key.
@@ -145,7 +149,7 @@ async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Do the handshake, answer the first message, and ignore everything after, pings and closes included."""
+    """Do the handshake, answer the first message, ignore all after: pings, closes."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     if head.startswith("GET /schema"):
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")

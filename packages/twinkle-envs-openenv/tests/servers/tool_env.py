@@ -1,3 +1,7 @@
+# The data of the tests is free-form JSON, and pytest's syspath_prepend is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 """An MCP environment: tools by name, in the way of OpenEnv's echo_env."""
 
 from __future__ import annotations

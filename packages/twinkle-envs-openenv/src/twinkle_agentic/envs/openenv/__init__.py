@@ -1,6 +1,7 @@
 """OpenEnv environments as `Env`: over a websocket, in process, and pooled on Ray.
 
-The names are imported on first use: importing this package loads neither openenv, ray, httpx nor websockets.
+The names are imported on first use: importing this package loads neither openenv, ray, httpx nor
+websockets.
 """
 
 from __future__ import annotations

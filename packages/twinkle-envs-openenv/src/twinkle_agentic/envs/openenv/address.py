@@ -31,7 +31,8 @@ class ServerAddress:
         """Read a base URL.
 
         Args:
-            base_url: `http(s)://` or `ws(s)://`, with or without a path prefix, a trailing slash or `/ws`.
+            base_url: `http(s)://` or `ws(s)://`, with or without a path prefix, a trailing slash or
+                `/ws`.
 
         Raises:
             ValueError: It has another scheme, no host, or an impossible port.

@@ -1,4 +1,4 @@
-"""Between an action and its JSON, an answer and its object: by the environment's own client class, or plainly.
+"""Between an action and its JSON, an answer and its object: typed or plain.
 
 The client class is never connected: only its conversions are used.
 """
@@ -131,8 +131,10 @@ class TypedBinding:
             return parse(data)
         except Exception as error:
             raise EnvError(
-                f"{self.name} cannot read the server's answer ({type(error).__name__}: {error}): the installed package "
-                "and the server are of different versions; install the server's, or uninstall it here to "
+                f"{self.name} cannot read the server's answer ({type(error).__name__}: {error}): "
+                "the installed package "
+                "and the server are of different versions; install the server's, or uninstall it "
+                "here to "
                 "use plain dicts"
             ) from error
 

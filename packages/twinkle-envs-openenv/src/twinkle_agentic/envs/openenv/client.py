@@ -11,79 +11,81 @@ import json
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar, cast
+from typing import Any, cast
 
 from twinkle_agentic.envs.background import run_sync
-from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import EnvError, ErrorKind, SessionClosedError, TwinkleEnvError
+from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter
 from twinkle_agentic.envs.openenv.address import ServerAddress
 from twinkle_agentic.envs.openenv.client_settings import link_settings
 from twinkle_agentic.envs.openenv.connection import Begun, ServerConnection
-from twinkle_agentic.envs.openenv.episode import Episode
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError
 from twinkle_agentic.envs.openenv.hop import on_background
-from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
+from twinkle_agentic.envs.openenv.local_tools import Handler
 from twinkle_agentic.envs.openenv.protocol import MAX_ACTION_BYTES, MessageType, encode
-from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation, start_error
+from twinkle_agentic.envs.openenv.rendering import mcp_error, start_error
 from twinkle_agentic.envs.openenv.reset_kwargs import ResetKwargs, collect_reset_kwargs
 from twinkle_agentic.envs.openenv.sync_face import SessionClient
-from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
-from twinkle_agentic.envs.text import MAX_TEXT_CHARS, to_text, truncate_middle
+from twinkle_agentic.envs.text import MAX_TEXT_CHARS
 from twinkle_agentic.tools.threads import current_pool, run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 __all__ = ["OpenEnvClient"]
 
-T = TypeVar("T")
 
-ActionMapper = Callable[[str, dict[str, Any]], Any]
-
-
-class OpenEnvClient(Env):
+class OpenEnvClient(Adapter):
     """An env that lives on an OpenEnv server, reached over its websocket protocol.
 
-    Lifecycle: construct (nothing is connected), `reset`, `step` until done, `reset` for the next episode in the same
-    session, `close`. After a failure that loses the session (timeout, cancelled step, broken connection) every step
-    says so, `done=True`, until `reset` opens a new session; there is never a fresh session unasked. A client
-    that is forgotten is closed when it is collected, or when the interpreter exits. Not picklable. Any thread
-    and any event loop may use it; requests that overlap queue in order.
+    Lifecycle: construct (nothing is connected), `reset`, `step` until done, `reset` for the next
+        episode in the same
+    session, `close`. After a failure that loses the session (timeout, cancelled step, broken
+    connection) every step says so, `done=True`, until `reset` opens a new session; there is never a
+    fresh session unasked. A client that is forgotten is closed when it is collected, or when the
+    interpreter exits. Not picklable. Any thread and any event loop may use it; requests that
+    overlap queue in order.
 
     Args:
-        env_name: The environment package. Where it is installed (with `openenv`), its client and Action classes are
-            used; where not, plain dicts checked against the server's `GET /schema`. `reset` says which in
-            `info["client_class"]`.
+        env_name: The environment package. Where it is installed (with `openenv`), its client and
+            Action classes are used; where not, plain dicts checked against the server's `GET
+            /schema`. `reset` says which in `info["client_class"]`.
         env_cls: The client class, or `module:Class`, in place of `env_name`.
         base_url: `http(s)://` or `ws(s)://`; by default `$OPENENV_BASE_URL`.
-        action_cls: The Action class, or `module:Class`; by default the one the client class is declared for.
-        action_mapper: `(tool_name, arguments) -> action`, an Action or a dict of its fields; by default the
-            arguments are the fields, or the call of an MCP tool.
-        tools: Definitions to show to the model. By default `run_python(code)` where the server's action takes code
-            or does not say; for any other server what it offers: its MCP tools, else one `env_action` with the
-            fields of its action.
+        action_cls: The Action class, or `module:Class`; by default the one the client class is
+            declared for.
+        action_mapper: `(tool_name, arguments) -> action`, an Action or a dict of its fields; by
+            default the arguments are the fields, or the call of an MCP tool.
+        tools: Definitions to show to the model. By default `run_python(code)` where the server's
+            action takes code or does not say; for any other server what it offers: its MCP tools,
+            else one `env_action` with the fields of its action.
         reset_kwargs: For the server's `reset`; the attribute of that name may be changed between
-            episodes. `user_data` of the trajectory adds to them (`twinkle_agentic.envs.openenv.reset_kwargs`).
+            episodes. `user_data` of the trajectory adds to them
+            (`twinkle_agentic.envs.openenv.reset_kwargs`).
         connect_timeout_s: Seconds for the connection and handshake.
         message_timeout_s: Seconds for one answer, also that of `reset`.
         client_kwargs: Arguments of OpenEnv's client constructor. `headers`, `max_message_size_mb`,
             `websocket_ping_interval_s` and `websocket_ping_timeout_s` are heeded here too.
-        capacity_timeout_s: Seconds `reset` waits for a free session on a full server; 0 takes the first refusal.
+        capacity_timeout_s: Seconds `reset` waits for a free session on a full server; 0 takes the
+            first refusal.
         close_timeout_s: Seconds for a polite close; `close` never takes longer.
         ping_interval_s: Seconds between keepalive pings; `None` sends none.
         ping_timeout_s: Seconds without a pong after which the server counts as dead. By default
-            `message_timeout_s`: a server that a long step keeps from answering pings may still answer.
+            `message_timeout_s`: a server that a long step keeps from answering pings may still
+            answer.
         max_message_bytes: Largest answer taken; a larger one loses the session.
         max_action_bytes: Largest message sent; a larger action is refused and the session lives.
         headers: Extra HTTP headers.
-        proxy: `True` asks the environment (`HTTP_PROXY`...), `None` uses none, a URL is the proxy. A server on
-            this machine is reached without asking the environment.
+        proxy: `True` asks the environment (`HTTP_PROXY`...), `None` uses none, a URL is the proxy.
+            A server on this machine is reached without asking the environment.
         observation_renderer: `observation -> str`, in place of the built-in rendering.
         max_observation_chars: Characters kept of an observation, head and tail; `None` keeps all.
         reset_keys: Keys of `user_data` offered to the server's `reset`; `None` offers all.
-        strict_reset: Fail a reset whose `episode_id` the environment provably ignored. Whatever else cannot be
-            verified is listed in `info["reset_unverified"]`.
+        strict_reset: Fail a reset whose `episode_id` the environment provably ignored. Whatever
+            else cannot be verified is listed in `info["reset_unverified"]`.
 
     Raises:
-        ValueError: `env_name` and `env_cls` both or neither; no or a bad address; a limit out of range.
+        ValueError: `env_name` and `env_cls` both or neither; no or a bad address; a limit out of
+            range.
 
     Example:
         >>> with OpenEnvClient(env_name="coding_env", base_url="http://10.0.0.5:8000") as env:
@@ -119,13 +121,15 @@ class OpenEnvClient(Env):
     ) -> None:
         if (env_name is None) == (env_cls is None):
             raise ValueError(
-                f"give either env_name or env_cls, found env_name={env_name!r} and env_cls={env_cls!r}: "
+                f"give either env_name or env_cls, found env_name={env_name!r} and "
+                f"env_cls={env_cls!r}: "
                 "for example OpenEnvClient(env_name='coding_env', base_url='http://10.0.0.5:8000')"
             )
         url = base_url or os.environ.get("OPENENV_BASE_URL")
         if not url:
             raise ValueError(
-                "base_url is missing: pass it or set OPENENV_BASE_URL, for example 'http://10.0.0.5:8000'"
+                "base_url is missing: pass it or set OPENENV_BASE_URL, for example "
+                "'http://10.0.0.5:8000'"
             )
         settings = link_settings(
             address=ServerAddress.parse(url),
@@ -141,19 +145,19 @@ class OpenEnvClient(Env):
             proxy=proxy,
             client_kwargs=client_kwargs or {},
         )
+        super().__init__(
+            action_mapper=action_mapper,
+            reset_kwargs=reset_kwargs,
+            observation_renderer=observation_renderer,
+            max_observation_chars=max_observation_chars,
+            reset_keys=reset_keys,
+            strict_reset=strict_reset,
+            unstarted=ErrorKind.SESSION_LOST,
+        )
         self.url = url
         self.message_timeout_s = message_timeout_s
-        self.reset_kwargs: dict[str, Any] = dict(reset_kwargs or {})
-        self._action_mapper = action_mapper
         self._tools = None if tools is None else list(tools)
-        self._local = LocalTools()
-        self._renderer = observation_renderer
-        self._max_chars = max_observation_chars
-        self._reset_keys = None if reset_keys is None else list(reset_keys)
-        self._strict_reset = strict_reset
         self._max_action_bytes = max_action_bytes
-        self._episode = Episode()
-        self._last_result: Any = None
         self._server = ServerConnection(
             settings,
             env_name=env_name,
@@ -165,27 +169,9 @@ class OpenEnvClient(Env):
             capacity_timeout_s=capacity_timeout_s,
             lists_tools=tools is None,
         )
-        # The connection knows nothing of this object, so it can be closed when this one is collected.
+        # The connection knows nothing of this object, so it can be closed when this one is
+        # collected.
         weakref.finalize(self, ServerConnection.drop, self._server).atexit = False
-
-    # Tools
-
-    def register_tool(self, tool_info: ToolInfo, handler: Handler) -> Self:
-        """Add a tool that runs here and is never sent to the server.
-
-        Args:
-            tool_info: Its definition; a tool of the same name is overridden.
-            handler: `handler(env, arguments)`; its result, as text, is the observation. It may return a
-                `StepResult`, whose reward counts, and may be a coroutine function.
-
-        Returns:
-            The env itself, for further calls.
-
-        Raises:
-            ValueError: The definition has no name.
-        """
-        self._local.register(tool_info, handler)
-        return self
 
     def tools(self) -> list[ToolInfo]:
         """Return the definitions shown to the model.
@@ -197,9 +183,7 @@ class OpenEnvClient(Env):
         """
         if self._tools is None and self._server.offered is None:
             run_sync(self._server.discover_tools())
-        return self._local.merged(self._server_tools())
-
-    # Episodes
+        return self._local.merged(self._own_tools())
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode, in the open session or, without one, in a new one.
@@ -208,8 +192,9 @@ class OpenEnvClient(Env):
             trajectory: Its `user_data` adds to `reset_kwargs`.
 
         Returns:
-            The first observation. `info`: `metadata`, `client_class` (`None` where plain dicts are used, and
-            `client_note` says why), `reset_unverified` and `reset_skipped` where there is something to say.
+            The first observation. `info`: `metadata`, `client_class` (`None` where plain dicts are
+            used, and `client_note` says why), `reset_unverified` and `reset_skipped` where there is
+            something to say.
 
         Raises:
             CapacityError: The server stayed full for `capacity_timeout_s`.
@@ -235,9 +220,9 @@ class OpenEnvClient(Env):
             arguments: For the tool.
 
         Returns:
-            `info` holds `episode_reward` and `metadata`. A bad action or an error inside the environment is
-            `done=False` with `error`; a lost session is `done=True` with `error_kind` `timeout` or
-            `session_lost`, again at every later step until `reset`.
+            `info` holds `episode_reward` and `metadata`. A bad action or an error inside the
+            environment is `done=False` with `error`; a lost session is `done=True` with
+            `error_kind` `timeout` or `session_lost`, again at every later step until `reset`.
         """
         plan = self._plan(tool_name, arguments)
         if isinstance(plan, StepResult):
@@ -274,8 +259,8 @@ class OpenEnvClient(Env):
             action: An Action, or a dict of its fields.
 
         Returns:
-            An object with `observation`, `reward`, `done`: the client class's own, or a `RawResult`.
-            Either way a field is an attribute: `result.observation.exit_code`.
+            An object with `observation`, `reward`, `done`: the client class's own, or a
+            `RawResult`. Either way a field is an attribute: `result.observation.exit_code`.
 
         Raises:
             ActionRefusedError: The action does not fit or is too large; the session lives.
@@ -292,7 +277,7 @@ class OpenEnvClient(Env):
         return self._raw(await self._server.request(MessageType.STEP, frame))
 
     def start_episode(self, kwargs: Mapping[str, Any]) -> Any:
-        """Start a new episode with exactly these reset arguments and return the server's answer as it is.
+        """Start a new episode with these reset arguments alone and return the server's answer.
 
         Raises as `reset`.
         """
@@ -302,7 +287,7 @@ class OpenEnvClient(Env):
         return self._last_result
 
     def state(self) -> Any:
-        """Return the state of the server-side environment: the client class's object, or a dict of its fields.
+        """Return the state of the server-side environment: a typed object, or its fields.
 
         Raises as `execute`.
         """
@@ -323,23 +308,13 @@ class OpenEnvClient(Env):
         self._episode.lose("the client is closed")
 
     @property
-    def episode_reward(self) -> float:
-        """Sum of the rewards of the episode's steps."""
-        return self._episode.reward
-
-    @property
-    def last_result(self) -> Any:
-        """The server's latest answer to a reset, step or `execute`, as it is; `None` before the first."""
-        return self._last_result
-
-    @property
     def client(self) -> SessionClient:
         """The session's own synchronous face: `reset`, `step`, `state`, `close`."""
         return SessionClient(self)
 
     # Helpers
 
-    def _server_tools(self) -> list[ToolInfo]:
+    def _own_tools(self) -> list[ToolInfo]:
         return (self._server.offered or []) if self._tools is None else self._tools
 
     def _reset_frame(self, trajectory: Trajectory | None) -> tuple[bytes, ResetKwargs, list[str]]:
@@ -363,7 +338,8 @@ class OpenEnvClient(Env):
     def _begun(self, begun: Begun, skipped: list[str]) -> StepResult:
         if begun.ignored and self._strict_reset:
             raise EnvError(
-                f"the environment on {self.url} ignores {', '.join(map(repr, begun.ignored))} at reset, "
+                f"the environment on {self.url} ignores {', '.join(map(repr, begun.ignored))} at "
+                "reset, "
                 "and perhaps other arguments: leave it out, or pass strict_reset=False"
             )
         raw = self._parsed(begun.data)
@@ -384,30 +360,19 @@ class OpenEnvClient(Env):
             "reset_skipped": skipped,
         }
         info.update({key: value for key, value in notes.items() if value})
-        text = self._rendered(raw, begun.data, first=True)
+        self._last_result = raw
+        text = self._rendered(raw.observation, begun.data.get("observation"), first=True)
         return StepResult.scored(text, raw.reward, done=bool(raw.done), info=info)
 
     def _plan(
         self, tool_name: str, arguments: dict[str, Any] | None
     ) -> StepResult | bytes | Handler:
         """Turn a call into a frame to send, a local handler to run, or the result of neither."""
-        if (refusal := self._episode.refusal()) is not None:
-            return refusal
         arguments = {} if arguments is None else arguments
-        if not isinstance(arguments, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return self._episode.failed(
-                f"the arguments of {tool_name!r} must be an object, found {arguments!r}",
-                kind=ErrorKind.TOOL,
-            )
-        if (handler := self._local.get(tool_name)) is not None:
-            return handler
-        tools = self._server_tools()
         maps_any = self._tools is None and self._action_mapper is not None
-        if tools and not maps_any and not any(name_of(tool) == tool_name for tool in tools):
-            known = ", ".join(name_of(tool) for tool in self._local.merged(self._server_tools()))
-            return self._episode.failed(
-                f"there is no tool {tool_name!r}; the tools are {known}", kind=ErrorKind.TOOL
-            )
+        answer = self._checked(tool_name, arguments, any_name=maps_any)
+        if answer is not None:
+            return answer
         try:
             action: Any = (
                 self._server.default_action(tool_name, arguments)
@@ -438,33 +403,15 @@ class OpenEnvClient(Env):
         self._last_result = self._parsed(data)
         return self._last_result
 
-    def _rendered(self, raw: Any, data: dict[str, Any], *, first: bool = False) -> str:
-        self._last_result = raw
-        if self._renderer is not None:
-            text = to_text(self._renderer(raw.observation), max_chars=None)
-        else:
-            text = render_observation(data.get("observation"), first=first)
-        return text if self._max_chars is None else truncate_middle(text, self._max_chars)
-
     def _taken(self, data: dict[str, Any]) -> StepResult:
-        raw = self._parsed(data)
-        text = self._rendered(raw, data)
+        raw = self._last_result = self._parsed(data)
+        text = self._rendered(raw.observation, data.get("observation"))
         info: dict[str, Any] = {"metadata": _metadata(data)}
         result = self._episode.scored(text, raw.reward, done=bool(raw.done), info=info)
         error = mcp_error(data.get("observation"))
         if error is not None and raw.reward is None:
             result.info.update(error=error, error_kind=str(ErrorKind.TOOL), retryable=False)
         return result
-
-    def _handled(self, value: Any) -> StepResult:
-        if isinstance(value, StepResult):
-            return self._episode.scored(
-                value.observation, value.reward, done=value.done, info=dict(value.info)
-            )
-        return StepResult(
-            to_text(value, max_chars=self._max_chars),
-            info={"episode_reward": self._episode.reward},
-        )
 
     def _failed(self, error: Exception, tool_name: str) -> StepResult:
         if not isinstance(error, TwinkleEnvError):  # a handler or a renderer raised

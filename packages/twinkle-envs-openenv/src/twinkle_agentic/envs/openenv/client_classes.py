@@ -1,4 +1,4 @@
-"""Which client class a connection uses: looked for once per process, in one thread, however many clients ask.
+"""Which client class a connection uses: looked for once per process, however many clients ask.
 
 Coroutines of the background loop.
 """
@@ -75,7 +75,8 @@ def _find(env_name: str | None, env_cls: Any) -> Resolved:
     for method in ("_step_payload", "_parse_result"):
         if not callable(getattr(client_cls, method, None)):
             raise TypeError(
-                f"env_cls must be an OpenEnv client class, found {client_cls!r}, which has no {method}: "
+                f"env_cls must be an OpenEnv client class, found {client_cls!r}, which has no "
+                f"{method}: "
                 "an Environment class is for OpenEnv(env_cls=...)"
             )
     return Resolved(client_cls=client_cls, action_cls=action_class_of_client(client_cls))

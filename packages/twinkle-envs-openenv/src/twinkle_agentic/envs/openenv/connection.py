@@ -137,7 +137,7 @@ class ServerConnection:
         await self._offer_tools(self._own_session(), may_step=False)
 
     def misfit(self, data: dict[str, Any]) -> EnvError | None:
-        """Return why a client class that was found, not asked for, does not get on with the server."""
+        """Return why a class that was found, not asked for, cannot read what the server says."""
         if self._env_cls is not None or self.binding_name is None or self._fits:
             return None
         try:
@@ -244,15 +244,15 @@ class ServerConnection:
             listing = _listed(answer.get("observation"))
         if listing is None:
             raise EnvError(
-                f"the server on {self._settings.address.http_url} takes MCP tool calls and does not list its tools"
-                + ("" if may_step else ": call reset before tools()")
+                f"the server on {self._settings.address.http_url} takes MCP tool calls and does "
+                "not list its tools" + ("" if may_step else ": call reset before tools()")
             )
         return tools_from_mcp(listing)
 
     async def _verify(
         self, session: Session, explicit: Mapping[str, Any]
     ) -> tuple[list[str], list[str]]:
-        """Compare reset arguments with the state afterwards: a server drops silently what `reset` does not take."""
+        """Compare reset arguments with the state: a server drops what `reset` does not take."""
         if not explicit:
             return [], []
         names = frozenset(explicit)

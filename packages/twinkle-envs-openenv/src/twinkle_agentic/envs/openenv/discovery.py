@@ -1,4 +1,4 @@
-"""Finding the classes of an OpenEnv environment package by what they are, not by what they are called."""
+"""Finding the classes of an environment package by what they are, not what they are called."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class _Scan:
 def find_environment_classes(env_name: str) -> EnvironmentClasses:
     """Find the Environment and Action classes of a package.
 
-    The Environment is the concrete subclass of OpenEnv's `Environment` that is defined in `<env_name>.server`; of
-    several, the one that `server/app.py` serves.
+    The Environment is the concrete subclass of OpenEnv's `Environment` that is defined in
+    `<env_name>.server`; of several, the one that `server/app.py` serves.
 
     Raises:
         ModuleNotFoundError: The package (or `openenv`) is not installed.
@@ -117,7 +117,7 @@ def find_client_classes(env_name: str) -> ClientClasses:
 
 
 def action_class_of_client(client_cls: type) -> Any | None:
-    """Return the Action a client class is declared for: `EnvClient[TheAction, ...]`; `None` where it is not."""
+    """Return the Action of `EnvClient[TheAction, ...]`; `None` where none is declared."""
     mcp = _loaded("openenv.core.mcp_client", "MCPToolClient")
     if mcp is not None and _is_subclass(client_cls, mcp):
         declared = _type_argument(client_cls, stop_at="MCPToolClient")
@@ -126,7 +126,7 @@ def action_class_of_client(client_cls: type) -> Any | None:
 
 
 def action_class_of_environment(env_cls: type) -> Any | None:
-    """Return the Action an Environment is declared for, by its type argument or the annotation of `step`."""
+    """Return the Action of an Environment: its type argument, or the annotation of `step`."""
     mcp = _loaded("openenv.core.env_server.mcp_environment", "MCPEnvironment")
     if mcp is not None and _is_subclass(env_cls, mcp):
         return _openenv_class("openenv.core.env_server.mcp_types", "CallToolAction")
@@ -153,7 +153,8 @@ def _openenv_class(module: str, name: str) -> Any:
         if (error.name or "").partition(".")[0] != "openenv":
             raise
         raise ModuleNotFoundError(
-            "running an OpenEnv environment in this process needs the openenv package, which is not "
+            "running an OpenEnv environment in this process needs the openenv package, which is "
+            "not "
             "installed: run `pip install twinkle-envs-openenv[embedded]`",
             name="openenv",
         ) from error
@@ -167,7 +168,7 @@ def _loaded(module: str, name: str) -> Any | None:
 
 
 def _server_modules(env_name: str) -> tuple[list[str], list[str]]:
-    """Split the modules of `<env_name>.server` into those that seem to define an Environment and the rest."""
+    """Split the modules of the server into those likely to define an Environment and the rest."""
     server = import_module(f"{env_name}.server")
     likely, rest = [f"{env_name}.server"], list[str]()
     walk = pkgutil.walk_packages(
@@ -193,7 +194,7 @@ def _defines_environment(module: str) -> bool:
 
 
 def _served(env_name: str, candidates: list[type]) -> list[type]:
-    """Keep the candidates that `server/app.py` passes to OpenEnv's app factory, else those it names."""
+    """Keep the candidates that `server/app.py` passes to the app factory, else those it names."""
     tree = _syntax_of(f"{env_name}.server.app")
     if tree is None:
         return candidates

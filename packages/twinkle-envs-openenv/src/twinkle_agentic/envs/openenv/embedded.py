@@ -6,20 +6,20 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
-from twinkle_agentic.envs.base import Env, StepResult, episode_number
+from twinkle_agentic.envs.base import StepResult, episode_number
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError, ErrorKind, TwinkleEnvError
+from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter
 from twinkle_agentic.envs.openenv.bindings import build_action
 from twinkle_agentic.envs.openenv.discovery import (
     action_class_of_environment,
     find_environment_classes,
 )
-from twinkle_agentic.envs.openenv.episode import Episode
 from twinkle_agentic.envs.openenv.importing import load_object
-from twinkle_agentic.envs.openenv.in_process import InProcessResult, read_result
-from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
-from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation, start_error
+from twinkle_agentic.envs.openenv.in_process import read_result
+from twinkle_agentic.envs.openenv.local_tools import Handler
+from twinkle_agentic.envs.openenv.rendering import mcp_error, start_error
 from twinkle_agentic.envs.openenv.reset_kwargs import collect_reset_kwargs, fit_to_signature
 from twinkle_agentic.envs.openenv.runners import method, runner_for
 from twinkle_agentic.envs.openenv.tool_schemas import (
@@ -28,10 +28,7 @@ from twinkle_agentic.envs.openenv.tool_schemas import (
     tool_from_action,
     tools_from_mcp,
 )
-from twinkle_agentic.envs.openenv.tool_schemas import (
-    tool_name as name_of,
-)
-from twinkle_agentic.envs.text import MAX_TEXT_CHARS, to_text, truncate_middle
+from twinkle_agentic.envs.text import MAX_TEXT_CHARS
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
@@ -39,38 +36,41 @@ __all__ = ["OpenEnv"]
 
 logger = logging.getLogger(__name__)
 
-ActionMapper = Callable[[str, dict[str, Any]], Any]
 
-
-class OpenEnv(Env):
+class OpenEnv(Adapter):
     """An OpenEnv environment that lives in this process: no server, no network, no isolation.
 
-    The constructor builds the environment. After a step in which the environment raised its state is unknown:
-    every later step says so, `done=True`, until `reset`. Calls that overlap queue in order. Not picklable;
-    `EnvPool` builds its own in each worker.
+    The constructor builds the environment. After a step in which the environment raised its state
+    is unknown: every later step says so, `done=True`, until `reset`. Calls that overlap queue in
+    order. Not picklable; `EnvPool` builds its own in each worker.
 
     Args:
-        env_name: The environment package. Its Environment class is found by type in `<env_name>.server`.
+        env_name: The environment package. Its Environment class is found by type in
+            `<env_name>.server`.
         env_cls: The Environment class, or `module:Class`, in place of `env_name`.
         env_kwargs: Arguments of the Environment's constructor.
-        action_cls: The Action class, or `module:Class`; by default the one the Environment or the package's client
-            is declared for. Without any, the arguments reach the environment as a dict.
-        action_mapper: `(tool_name, arguments) -> action`, an Action or a dict of its fields; by default the
-            arguments are the fields, or the call of an MCP tool.
-        tools: Definitions to show to the model; none by default, so that `EnvTool.from_env` makes one `env_action`.
-            `"auto"` derives them from the MCP tools or the fields of the Action.
-        reset_kwargs: For the environment's `reset`; the attribute may be changed between episodes. `user_data` of
-            the trajectory adds to them (`twinkle_agentic.envs.openenv.reset_kwargs`).
+        action_cls: The Action class, or `module:Class`; by default the one the Environment or the
+            package's client is declared for. Without any, the arguments reach the environment as a
+            dict.
+        action_mapper: `(tool_name, arguments) -> action`, an Action or a dict of its fields; by
+            default the arguments are the fields, or the call of an MCP tool.
+        tools: Definitions to show to the model; none by default, so that `EnvTool.from_env` makes
+            one `env_action`. `"auto"` derives them from the MCP tools or the fields of the Action.
+        reset_kwargs: For the environment's `reset`; the attribute may be changed between episodes.
+            `user_data` of the trajectory adds to them
+            (`twinkle_agentic.envs.openenv.reset_kwargs`).
         observation_renderer: `observation -> str`, in place of the built-in rendering.
         max_observation_chars: Characters kept of an observation, head and tail; `None` keeps all.
         reset_keys: Keys of `user_data` offered to the environment's `reset`; `None` offers all.
-        strict_reset: Fail a reset with a `seed`, an `episode_id` or `reset_kwargs` that the environment has no
-            parameter for; else they are left out and listed in `info["reset_ignored"]`.
+        strict_reset: Fail a reset with a `seed`, an `episode_id` or `reset_kwargs` that the
+            environment has no parameter for; else they are left out and listed in
+            `info["reset_ignored"]`.
         busy_timeout_s: Seconds to wait for a call that is still running, such as an abandoned step.
 
     Raises:
         ValueError: `env_name` and `env_cls` both or neither, or an argument of the wrong form.
-        ImportError: The package is not installed, or its classes cannot be told; the message names what was seen.
+        ImportError: The package is not installed, or its classes cannot be told; the message names
+            what was seen.
         EnvError: The environment's constructor raised.
 
     Example:
@@ -97,23 +97,25 @@ class OpenEnv(Env):
     ) -> None:
         if (env_name is None) == (env_cls is None):
             raise ValueError(
-                f"give either env_name or env_cls, found env_name={env_name!r} and env_cls={env_cls!r}: "
-                "for example OpenEnv(env_name='openspiel_env', env_kwargs={'game_name': 'blackjack'})"
+                f"give either env_name or env_cls, found env_name={env_name!r} and "
+                f"env_cls={env_cls!r}: "
+                "for example OpenEnv(env_name='openspiel_env', "
+                "env_kwargs={'game_name': 'blackjack'})"
             )
         if isinstance(tools, str) and tools != "auto":
             raise ValueError(f"tools must be a list, 'auto' or None, found {tools!r}")
-        self.reset_kwargs: dict[str, Any] = dict(reset_kwargs or {})
+        super().__init__(
+            action_mapper=action_mapper,
+            reset_kwargs=reset_kwargs,
+            observation_renderer=observation_renderer,
+            max_observation_chars=max_observation_chars,
+            reset_keys=reset_keys,
+            strict_reset=strict_reset,
+            unstarted=ErrorKind.ENV,
+        )
         self._env_name = env_name
-        self._action_mapper = action_mapper
-        self._renderer = observation_renderer
-        self._max_chars = max_observation_chars
-        self._reset_keys = None if reset_keys is None else list(reset_keys)
-        self._strict_reset = strict_reset
         self._busy_timeout_s = busy_timeout_s
-        self._local = LocalTools()
         self._lock = threading.RLock()
-        self._episode = Episode(lost_kind=ErrorKind.ENV)
-        self._last_result: Any = None
         self._env: Any = None
 
         action_cls = load_object(action_cls, argument="action_cls")
@@ -126,7 +128,8 @@ class OpenEnv(Env):
             resolved = load_object(env_cls, argument="env_cls")
             if not callable(getattr(resolved, "step", None)):
                 raise ValueError(
-                    f"env_cls must be an Environment class, found {resolved!r}, which has no step method"
+                    f"env_cls must be an Environment class, found {resolved!r}, which has no step "
+                    "method"
                 )
             if action_cls is None:
                 found = action_class_of_environment(resolved)
@@ -137,37 +140,17 @@ class OpenEnv(Env):
         except Exception as error:
             self._runner.close()
             raise EnvError(
-                f"{resolved.__name__}(**env_kwargs) failed with env_kwargs={dict(env_kwargs or {})!r}: "
+                f"{resolved.__name__}(**env_kwargs) failed with "
+                f"env_kwargs={dict(env_kwargs or {})!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
         # What an MCP environment offers may depend on the episode.
         self._lists_at_reset = tools == "auto" and self._takes_mcp_calls()
         self._tools = self._auto_tools() if tools == "auto" else list(tools or [])
 
-    # Tools
-
-    def register_tool(self, tool_info: ToolInfo, handler: Handler) -> Self:
-        """Add a tool that does not reach the environment.
-
-        Args:
-            tool_info: Its definition; a tool of the same name is overridden.
-            handler: `handler(env, arguments)`; its result, as text, is the observation. It may return a
-                `StepResult`, whose reward counts.
-
-        Returns:
-            The env itself, for further calls.
-
-        Raises:
-            ValueError: The definition has no name.
-        """
-        self._local.register(tool_info, handler)
-        return self
-
     def tools(self) -> list[ToolInfo]:
         """Return the definitions given to the constructor and those registered; none by default."""
         return self._local.merged(self._tools)
-
-    # Episodes
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode.
@@ -201,7 +184,7 @@ class OpenEnv(Env):
             said = start_error(result.observation, done=result.done, metadata=result.metadata)
             if said is not None:
                 raise EnvError(f"the environment could not start an episode: {said}")
-            text = self._rendered(result, first=True)
+            text = self._rendered(result.observation, result.observation, first=True)
             self._last_result = returned
             if self._lists_at_reset:
                 self._tools = self._auto_tools()
@@ -219,8 +202,8 @@ class OpenEnv(Env):
             arguments: The fields of the action, unless `action_mapper` says otherwise.
 
         Returns:
-            `info` holds `episode_reward` and `metadata`. Arguments that make no action are `done=False` with
-            `error`; an environment that raised is `done=True` until `reset`.
+            `info` holds `episode_reward` and `metadata`. Arguments that make no action are
+            `done=False` with `error`; an environment that raised is `done=True` until `reset`.
         """
         number = episode_number(self)
         try:
@@ -268,7 +251,7 @@ class OpenEnv(Env):
             return returned
 
     def close(self) -> None:
-        """Close the environment; a call that is still running is waited for, up to `busy_timeout_s`."""
+        """Close the environment; a running call is waited for, up to `busy_timeout_s`."""
         if self._env is None:
             return
         self._episode.lose("the env is closed", kind=ErrorKind.ENV, retryable=False)
@@ -288,36 +271,16 @@ class OpenEnv(Env):
         """The environment itself; `None` once closed."""
         return self._env
 
-    @property
-    def episode_reward(self) -> float:
-        """Sum of the rewards of the episode's steps."""
-        return self._episode.reward
-
-    @property
-    def last_result(self) -> Any:
-        """What the environment returned last, as it is; `None` before the first reset."""
-        return self._last_result
-
-    # Helpers
+    def _own_tools(self) -> list[ToolInfo]:
+        return self._tools
 
     def _step(self, tool_name: str, arguments: dict[str, Any] | None) -> StepResult:
-        if (refusal := self._episode.refusal()) is not None:
-            return refusal
         arguments = {} if arguments is None else arguments
-        if not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return self._episode.failed(
-                f"the arguments of {tool_name!r} must be an object, found {arguments!r}",
-                kind=ErrorKind.TOOL,
-            )
-        handler = self._local.get(tool_name)
-        if handler is not None:
-            return self._handle(handler, arguments)
-        names = [name_of(tool) for tool in self._tools]
-        if names and tool_name not in names:
-            known = ", ".join(name_of(tool) for tool in self.tools())
-            return self._episode.failed(
-                f"there is no tool {tool_name!r}; the tools are {known}", kind=ErrorKind.TOOL
-            )
+        answer = self._checked(tool_name, arguments, any_name=False)
+        if isinstance(answer, StepResult):
+            return answer
+        if answer is not None:
+            return self._handle(answer, arguments)
         try:
             action = self._action_of(tool_name, arguments)
         except Exception as error:
@@ -338,7 +301,7 @@ class OpenEnv(Env):
             )
         self._last_result = returned
         try:
-            text = self._rendered(result)
+            text = self._rendered(result.observation, result.observation)
         except Exception as error:
             return self._episode.failed(error, kind=ErrorKind.ENV)
         scored = self._episode.scored(
@@ -354,14 +317,7 @@ class OpenEnv(Env):
             value = handler(self, arguments)
         except Exception as error:
             return self._episode.failed(error, kind=ErrorKind.TOOL)
-        if isinstance(value, StepResult):
-            return self._episode.scored(
-                value.observation, value.reward, done=value.done, info=dict(value.info)
-            )
-        return StepResult(
-            to_text(value, max_chars=self._max_chars),
-            info={"episode_reward": self._episode.reward},
-        )
+        return self._handled(value)
 
     def _action_of(self, tool_name: str, arguments: dict[str, Any]) -> Any:
         if self._action_mapper is not None:
@@ -403,13 +359,6 @@ class OpenEnv(Env):
             )
         return [tool_from_action(schema, env_name=self._env_name)]
 
-    def _rendered(self, result: InProcessResult, *, first: bool = False) -> str:
-        if self._renderer is not None:
-            text = to_text(self._renderer(result.observation), max_chars=None)
-        else:
-            text = render_observation(result.observation, first=first)
-        return text if self._max_chars is None else truncate_middle(text, self._max_chars)
-
     def _turn(self, *, closing: bool = False) -> _Turn:
         return _Turn(self._lock, self._busy_timeout_s, lambda: self._env is None and not closing)
 
@@ -425,7 +374,8 @@ class _Turn:
     def __enter__(self) -> None:
         if not self._lock.acquire(timeout=self._timeout_s):
             raise EnvTimeoutError(
-                f"the environment is still busy with an earlier call after busy_timeout_s={self._timeout_s:g}"
+                "the environment is still busy with an earlier call after "
+                f"busy_timeout_s={self._timeout_s:g}"
             )
         if self._is_closed():
             self._lock.release()

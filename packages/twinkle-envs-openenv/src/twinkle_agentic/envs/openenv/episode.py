@@ -67,7 +67,7 @@ class Episode:
     def scored(
         self, observation: str, reward: Any, *, done: bool, info: dict[str, Any]
     ) -> StepResult:
-        """Make the result of a step and add its reward; one that is no finite number is not added."""
+        """Make the result of a step and add its reward, if that is a finite number."""
         result = StepResult.scored(observation, reward, done=done, info=info)
         self.reward += result.reward
         self.done = result.done

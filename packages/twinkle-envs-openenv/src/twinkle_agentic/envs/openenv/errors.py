@@ -1,4 +1,4 @@
-"""What can go wrong between `OpenEnvClient` and a server, beyond the tree of `twinkle_agentic.envs.errors`."""
+"""What can go wrong between `OpenEnvClient` and a server, beyond the errors of core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["ActionRefusedError", "ServerError", "ServerFullError"]
 class ActionRefusedError(TwinkleEnvError, ValueError):
     """The action never reached the environment: too large, no JSON, or against the action's schema.
 
-    The episode lives on. `errors` holds the field errors of the server's (or the client's) validation.
+    The episode lives on. `errors` holds the field errors of the server's (or the client's)
+    validation.
     """
 
     kind = ErrorKind.TOOL

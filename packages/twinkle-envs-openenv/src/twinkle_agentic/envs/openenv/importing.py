@@ -1,8 +1,9 @@
 """Importing environment packages, also those that import their own modules by bare names.
 
-Many write `from models import X` in place of `from snake_env.models import X`, which works where the package's folder
-is the working directory. Here such a name is answered with the package's own module, for the time of the
-import alone, so that two environments in one process keep their `models` apart.
+Many write `from models import X` in place of `from snake_env.models import X`, which works where
+the package's folder is the working directory. Here such a name is answered with the package's own
+module, for the time of the import alone, so that two environments in one process keep their
+`models` apart.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def load_object(path: str | Any, *, argument: str) -> Any:
-    """Return the class named by `module:Name` (or `module.Name`); anything but a string is returned as is.
+    """Return what `module:Name` (or `module.Name`) names; what is no string is returned as it is.
 
     Args:
         path: The name, or the class.

@@ -1,4 +1,4 @@
-"""What an environment returns in process: an Observation that carries its own reward and done, or a result around one."""
+"""What an environment returns in process: an Observation with its own reward and done."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def read_result(result: Any) -> InProcessResult:
     if isinstance(result, str):
         return InProcessResult(result)
     raise EnvError(
-        f"the environment returned {type(result).__name__} {result!r}: expected an OpenEnv Observation"
+        f"the environment returned {type(result).__name__} {result!r}: expected an OpenEnv "
+        "Observation"
     )
 
 

@@ -1,7 +1,7 @@
 """One websocket connection: at most one message in flight, its answer, and why it ended.
 
-A `Link` lives on one event loop. It never reconnects and never guesses: whatever leaves the order of answers
-unknown ends it, and `failure` keeps the reason.
+A `Link` lives on one event loop. It never reconnects and never guesses: whatever leaves the order
+of answers unknown ends it, and `failure` keeps the reason.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ class LinkSettings:
         connect_timeout_s: Seconds for TCP, TLS and the websocket handshake together.
         close_timeout_s: Seconds for a polite close; then the connection is cut.
         ping_interval_s: Seconds between keepalive pings; `None` sends none.
-        ping_timeout_s: Seconds without a pong after which the server counts as dead; `None` waits for ever.
+        ping_timeout_s: Seconds without a pong after which the server counts as dead; `None` waits
+            for ever.
         max_message_bytes: Largest frame taken from the server.
         max_action_bytes: Largest frame the server takes.
         headers: Extra HTTP headers of the handshake.
-        proxy: `True` asks the environment (`HTTP_PROXY` and the like) unless the server is on this machine, `None`
-            goes straight, a URL goes through that proxy.
+        proxy: `True` asks the environment (`HTTP_PROXY` and the like) unless the server is on this
+            machine, `None` goes straight, a URL goes through that proxy.
     """
 
     address: ServerAddress
@@ -83,7 +84,8 @@ class Exchange:
         kind: What is asked.
         frame: The message.
         timeout_s: Seconds from sending to the answer.
-        deliver: Called once, on the link's loop, with the answer's data or with the reason why there is none.
+        deliver: Called once, on the link's loop, with the answer's data or with the reason why
+            there is none.
     """
 
     kind: MessageType
@@ -93,7 +95,7 @@ class Exchange:
 
 
 class Link:
-    """One open connection; made by `Link.open`. One message is in flight at a time, the others queue in order.
+    """One open connection, with one message in flight at a time; made by `Link.open`.
 
     Attributes:
         failure: Why the link is of no use any more; `None` while it works.
@@ -142,14 +144,16 @@ class Link:
         except TimeoutError:
             raise EnvTimeoutError(
                 f"no websocket handshake from {address.websocket_url} within "
-                f"connect_timeout_s={settings.connect_timeout_s:g}: the server is overloaded or not there"
+                f"connect_timeout_s={settings.connect_timeout_s:g}: the server is overloaded or "
+                "not there"
             ) from None
         except InvalidStatus as error:
             status = error.response.status_code
             kind = CapacityError if status in _CLOSED_FOR_ROOM else SessionClosedError
             raise kind(
                 f"{address.websocket_url} answered the websocket handshake with HTTP {status}: "
-                "check that base_url is an OpenEnv server and that a proxy in between passes websockets"
+                "check that base_url is an OpenEnv server and that a proxy in between passes "
+                "websockets"
             ) from error
         except (OSError, InvalidHandshake, InvalidURI, ImportError) as error:
             raise SessionClosedError(
@@ -173,7 +177,8 @@ class Link:
             self._current = None
             self.fail(
                 SessionClosedError(
-                    f"a {exchange.kind} was cancelled while its answer was due: the session was closed"
+                    f"a {exchange.kind} was cancelled while its answer was due: the session was "
+                    "closed"
                 )
             )
         elif exchange in self._queue:
@@ -195,7 +200,7 @@ class Link:
             exchange.deliver(None, lost_error(self.failure))
 
     async def close(self, reason: TwinkleEnvError) -> None:
-        """End the link politely: the server is told and given `close_timeout_s` to let the session go.
+        """End the link politely: the server has `close_timeout_s` to let the session go.
 
         A message in flight is not waited for: then the socket is cut.
         """
@@ -256,7 +261,8 @@ class Link:
             return
         self.fail(
             EnvTimeoutError(
-                f"no answer to {exchange.kind} within {exchange.timeout_s:g} s: the session was closed, for its "
+                f"no answer to {exchange.kind} within {exchange.timeout_s:g} s: the session was "
+                "closed, for its "
                 "state is unknown; raise message_timeout_s if the environment takes longer"
             )
         )
@@ -267,7 +273,8 @@ class Link:
             return
         raw = transport.get_extra_info("socket")
         if raw is not None:
-            # A forked child may hold a copy of the descriptor; shutdown reaches the peer all the same.
+            # A forked child may hold a copy of the descriptor; shutdown reaches the peer all the
+            # same.
             with contextlib.suppress(OSError):
                 raw.shutdown(socket.SHUT_RDWR)
         transport.abort()
@@ -294,7 +301,8 @@ def _closed(error: ConnectionClosed, settings: LinkSettings) -> SessionClosedErr
         )
     if got is not None and got.code == 1009:
         return SessionClosedError(
-            f"the server closed the session because the message was too large for it ({got.reason or 'code 1009'}): "
+            "the server closed the session because the message was too large for it "
+            f"({got.reason or 'code 1009'}): "
             "raise uvicorn's ws_max_size, or lower max_action_bytes to be told before sending"
         )
     if sent is not None and sent.code == 1011 and not error.rcvd_then_sent:
@@ -304,7 +312,8 @@ def _closed(error: ConnectionClosed, settings: LinkSettings) -> SessionClosedErr
         )
     if got is None:
         return SessionClosedError(
-            "the connection to the server broke without a close frame: the server died or the network failed"
+            "the connection to the server broke without a close frame: the server died or the "
+            "network failed"
         )
     reason = f" ({got.reason})" if got.reason else ""
     hint = (
@@ -332,8 +341,8 @@ def _close_at_exit() -> None:
 
 
 def _forget_after_fork() -> None:
-    # The connections are the parent's. They are kept alive unseen, for collecting a transport in the child
-    # would take the parent's socket out of the event queue they share.
+    # The connections are the parent's. They are kept alive unseen, for collecting a transport in
+    # the child would take the parent's socket out of the event queue they share.
     global _open_links
     _inherited.append(_open_links)
     _open_links = set()

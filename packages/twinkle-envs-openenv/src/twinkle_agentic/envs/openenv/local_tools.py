@@ -11,7 +11,7 @@ from twinkle_agentic.tools.types import ToolInfo
 __all__ = ["Handler", "LocalTools"]
 
 Handler = Callable[[Any, dict[str, Any]], Any]
-"""`handler(env, arguments)`: its result, as text, is the observation; it may be a coroutine function."""
+"""`handler(env, arguments)`: its result, as text, is the observation."""
 
 
 class LocalTools:

@@ -1,7 +1,7 @@
 """The frames of the OpenEnv websocket protocol: what is sent, and what an answer means.
 
-A client sends `{"type": "reset" | "step" | "state" | "mcp" | "close", "data": {...}}` and gets one frame per
-message, in order, without a number that would tell which message it answers.
+A client sends `{"type": "reset" | "step" | "state" | "mcp" | "close", "data": {...}}` and gets one
+frame per message, in order, without a number that would tell which message it answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twinkle_agentic.tools.text import clean_text
 __all__ = ["CLOSE_MESSAGE", "MAX_ACTION_BYTES", "MessageType", "decode", "encode"]
 
 MAX_ACTION_BYTES: Final = 16 * 2**20
-"""Largest message a server takes: the websocket limit of uvicorn, which OpenEnv leaves at its default."""
+"""Largest message a server takes: uvicorn's own limit, which OpenEnv leaves alone."""
 
 CLOSE_MESSAGE: Final = b'{"type":"close"}'
 
@@ -60,11 +60,13 @@ def encode(kind: MessageType, data: Any, *, max_bytes: int = MAX_ACTION_BYTES) -
 
     Args:
         kind: What is asked.
-        data: JSON values; `None` asks for the state, which takes none. Lone surrogates are replaced by U+FFFD: no UTF-8 encoder takes them.
+        data: JSON values; `None` asks for the state, which takes none. Lone surrogates are replaced
+            by U+FFFD: no UTF-8 encoder takes them.
         max_bytes: Largest frame the server takes.
 
     Raises:
-        ActionRefusedError: It is no JSON (an object of another type, NaN, an infinity) or too large.
+        ActionRefusedError: It is no JSON (an object of another type, NaN, an infinity) or too
+            large.
     """
     try:
         text = _STATE_FRAME if data is None else f"{_HEADS[kind]}{_to_json(data)}}}"
@@ -77,7 +79,8 @@ def encode(kind: MessageType, data: Any, *, max_bytes: int = MAX_ACTION_BYTES) -
     if len(frame) > max_bytes:
         raise ActionRefusedError(
             f"the {kind} message has {len(frame)} bytes and the server takes {max_bytes} "
-            "(max_action_bytes): nothing was sent; send less, or raise uvicorn's ws_max_size and max_action_bytes"
+            "(max_action_bytes): nothing was sent; send less, or raise uvicorn's ws_max_size and "
+            "max_action_bytes"
         )
     return frame
 
@@ -92,14 +95,15 @@ def decode(frame: str | bytes, kind: MessageType) -> dict[str, Any]:
         ServerFullError: `CAPACITY_REACHED`.
         ActionRefusedError: `VALIDATION_ERROR`, with the field errors.
         ServerError: Any other error frame.
-        SessionClosedError: The frame is no answer to `kind`: from here on nobody knows which frame answers
-            what.
+        SessionClosedError: The frame is no answer to `kind`: from here on nobody knows which frame
+            answers what.
     """
     try:
         message: Any = json.loads(frame if isinstance(frame, str) else str(frame, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise SessionClosedError(
-            f"the answer to {kind} is no JSON ({error}), found {_start(frame)!r}: the session was closed"
+            f"the answer to {kind} is no JSON ({error}), found {_start(frame)!r}: the session was "
+            "closed"
         ) from None
     if isinstance(message, dict):
         answer = cast("dict[str, Any]", message)
@@ -109,7 +113,8 @@ def decode(frame: str | bytes, kind: MessageType) -> dict[str, Any]:
         if answer.get("type") == _ANSWERS[kind] and isinstance(data, dict):
             return cast("dict[str, Any]", data)
     raise SessionClosedError(
-        f"expected a frame of type {_ANSWERS[kind]!r} in answer to {kind}, found {_start(frame)!r}: "
+        f"expected a frame of type {_ANSWERS[kind]!r} in answer to {kind}, found "
+        f"{_start(frame)!r}: "
         "which answer belongs to which message is unknown, so the session was closed"
     )
 
@@ -120,7 +125,8 @@ def server_error(data: dict[str, Any], kind: MessageType | None) -> TwinkleEnvEr
     said = str(data.get("message") or "").strip()
     if code == "CAPACITY_REACHED":
         return ServerFullError(
-            f"the server is full: {data.get('active_sessions', '?')} of {data.get('max_sessions', '?')} sessions taken"
+            f"the server is full: {data.get('active_sessions', '?')} of "
+            f"{data.get('max_sessions', '?')} sessions taken"
         )
     if code == "VALIDATION_ERROR":
         raw: Any = data.get("errors")
@@ -130,7 +136,8 @@ def server_error(data: dict[str, Any], kind: MessageType | None) -> TwinkleEnvEr
     if code == "FACTORY_ERROR":
         name = data.get("factory_name") or "the environment"
         return ServerError(
-            f"the server could not build {name!s} ({said or 'no reason given'}): see the server's log",
+            f"the server could not build {name!s} ({said or 'no reason given'}): see the server's "
+            "log",
             code=code,
         )
     if code == "EXECUTION_ERROR":
@@ -158,7 +165,8 @@ def unsolicited(frame: str | bytes) -> TwinkleEnvError:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     return SessionClosedError(
-        f"the server sent a frame that answers no message, {_start(frame)!r}: which answer belongs to "
+        f"the server sent a frame that answers no message, {_start(frame)!r}: which answer belongs "
+        "to "
         "which message is unknown, so the session was closed"
     )
 

@@ -11,8 +11,8 @@ __all__ = ["RawResult", "WireObservation"]
 class WireObservation(dict[str, Any]):
     """The fields of an observation, by key and by attribute.
 
-    With the environment's package installed an observation is an object of its class; reading fields as
-    attributes works on both.
+    With the environment's package installed an observation is an object of its class; reading
+    fields as attributes works on both.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -1,9 +1,9 @@
 """OpenEnv observations as text for a model.
 
-The kinds that OpenEnv's environments use are known by their fields: programs (`stdout`, `stderr`, `exit_code`), also one
-level down in `result`; MCP tool results; chat messages; an observation that carries its own `text`. All
-others are listed field by field. `metadata`, `reward` and `done` are never shown: metadata holds what the
-model must not see (a chess engine's evaluation, a maze's map).
+The kinds that OpenEnv's environments use are known by their fields: programs (`stdout`, `stderr`,
+`exit_code`), also one level down in `result`; MCP tool results; chat messages; an observation that
+carries its own `text`. All others are listed field by field. `metadata`, `reward` and `done` are
+never shown: metadata holds what the model must not see (a chess engine's evaluation, a maze's map).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LINK_LINE = re.compile(r"\n *For further information visit \S+")
 
 
 def observation_fields(observation: Any) -> dict[str, Any] | None:
-    """Return the fields of an observation (a mapping or a model), not to be changed; `None` where it has none."""
+    """Return the fields of a mapping or a model, not to be changed; `None` of anything else."""
     if observation is None or isinstance(observation, (str, int, float, list)):
         return None
     if isinstance(observation, dict):
@@ -100,9 +100,10 @@ def mcp_error(observation: Any) -> str | None:
 
 
 def start_error(observation: Any, *, done: bool, metadata: Mapping[str, Any]) -> str | None:
-    """Return what a first observation says went wrong with the start of the episode; `None` where nothing did.
+    """Return what a first observation says went wrong; `None` where nothing did.
 
-    Some environments do not raise: they end the episode at once, with an error in the metadata, or in a field.
+    Some environments do not raise: they end the episode at once, with an error in the metadata, or
+    in a field.
     """
     if done and metadata.get("status") == "error":
         return str(metadata.get("error") or metadata.get("message") or dict(metadata))
@@ -153,7 +154,7 @@ def _render_program(fields: Mapping[str, Any], *, extras: bool = True) -> str:
 
 
 def _without_server_frames(stderr: str) -> str:
-    """Drop a traceback through the server's own interpreter; its last lines say what the program did wrong."""
+    """Drop a traceback through the server's own interpreter, but for what it says at the end."""
     lines = stderr.splitlines()
     frames = [i for i, line in enumerate(lines) if _FRAME.match(line)]
     if not frames or not all(

@@ -1,9 +1,10 @@
 """What a reset hands to the environment, and whether it arrived.
 
-Explicit: the adapter's `reset_kwargs`, and of the trajectory's `user_data` the keys `seed`, `episode_id` and
-everything under `reset_kwargs`. What the environment cannot take of these is an error. Offered: the other keys of
-`user_data` (or those named by `reset_keys`), which reach the environment where its `reset` has such a parameter,
-or takes any. Explicit wins over offered, the trajectory over the adapter.
+Explicit: the adapter's `reset_kwargs`, and of the trajectory's `user_data` the keys `seed`,
+`episode_id` and everything under `reset_kwargs`. What the environment cannot take of these is an
+error. Offered: the other keys of `user_data` (or those named by `reset_keys`), which reach the
+environment where its `reset` has such a parameter, or takes any. Explicit wins over offered, the
+trajectory over the adapter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the code of an embedded environment runs.
 
-Most run in the thread of the caller. One that must always see the same thread gets one (shared, as on a server), and
-one that is written with coroutines gets an event loop of its own.
+Most run in the thread of the caller. One that must always see the same thread gets one (shared, as
+on a server), and one that is written with coroutines gets an event loop of its own.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def overrides_async(env_cls: type) -> bool:
 
 
 def method(env: Any, name: str) -> Callable[..., Any]:
-    """Return `reset` or `step` of an environment: the async one where it brings its own, as a server does."""
+    """Return `reset` or `step`: the async one where there is one, as a server does."""
     return getattr(
         env, f"{name}_async" if _is_own(cast("type[Any]", type(env)), f"{name}_async") else name
     )

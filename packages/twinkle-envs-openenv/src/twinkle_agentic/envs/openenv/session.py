@@ -31,8 +31,8 @@ _LONGEST_DELAY_S = 2.0
 class Session:
     """What one client holds on a server.
 
-    After anything that leaves the state of the server-side environment unknown, every request fails with
-    `SessionClosedError` until `start` opens a new connection.
+    After anything that leaves the state of the server-side environment unknown, every request fails
+    with `SessionClosedError` until `start` opens a new connection.
 
     Args:
         settings: How to reach the server.
@@ -51,7 +51,7 @@ class Session:
     async def start(
         self, kind: MessageType, frame: bytes, *, timeout_s: float
     ) -> tuple[dict[str, Any], bool]:
-        """Send a message that needs no earlier one, over the open connection or a new one, and wait for its answer.
+        """Send a message that needs no earlier one, over the open connection or a new one.
 
         Waits for room on a full server, with growing random delays, up to `capacity_timeout_s`.
 
@@ -68,8 +68,8 @@ class Session:
                 try:
                     return await self.request(kind, frame, timeout_s=timeout_s), False
                 except SessionClosedError:
-                    # An idle connection had died unnoticed, as after a server's restart. A reset starts
-                    # from nothing, so it may as well do so on a new connection.
+                    # An idle connection had died unnoticed, as after a server's restart. A reset
+                    # starts from nothing, so it may as well do so on a new connection.
                     if link.uses == 0:
                         raise
             return await self._start_anew(kind, frame, timeout_s), True
@@ -182,8 +182,10 @@ class Session:
                 if left <= 0:
                     raise CapacityError(
                         f"no free session on {self.settings.address.http_url} within "
-                        f"capacity_timeout_s={self.capacity_timeout_s:g} ({full}): run fewer episodes at once, "
-                        "raise capacity_timeout_s, or give the server more room (max_concurrent_envs, workers)"
+                        f"capacity_timeout_s={self.capacity_timeout_s:g} ({full}): run fewer "
+                        "episodes at once, "
+                        "raise capacity_timeout_s, or give the server more room "
+                        "(max_concurrent_envs, workers)"
                     ) from full
             await asyncio.sleep(min(delay, max(left, 0.0)))
         raise AssertionError("backoff_delays never ends")
@@ -192,7 +194,7 @@ class Session:
 def backoff_delays(
     first_s: float = _FIRST_DELAY_S, longest_s: float = _LONGEST_DELAY_S
 ) -> Iterator[float]:
-    """Yield random delays in seconds whose upper bound doubles from `first_s` to `longest_s`, without end."""
+    """Yield random delays (s) without end; their bound doubles from `first_s` to `longest_s`."""
     bound = first_s
     while True:
         yield random.uniform(bound / 2, bound)

@@ -13,8 +13,8 @@ __all__ = ["SessionClient"]
 class SessionClient:
     """`reset`, `step`, `state` and `close` of one session, with the server's answers as they are.
 
-    It shares the session of its env: same episode, same queue. None of it touches `episode_reward` but
-    `reset`.
+    It shares the session of its env: same episode, same queue. None of it touches `episode_reward`
+    but `reset`.
     """
 
     def __init__(self, env: OpenEnvClient) -> None:

@@ -40,7 +40,7 @@ RUN_PYTHON: ToolInfo = {
 }
 
 ActionKind = Literal["code", "mcp", "fields"]
-"""What an action is: source code to run, a call of an MCP tool, or fields of the environment's own."""
+"""What an action is: code to run, a call of an MCP tool, or fields of its own."""
 
 _OF_THE_FRAMEWORK = ("metadata",)  # on every action; of no use to a model
 
@@ -126,11 +126,12 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 def check_fields(fields: Mapping[str, Any], schema: Mapping[str, Any] | None) -> None:
     """Check the field names of an action against its schema.
 
-    Only what is certain is checked here, names: the server converts values more leniently than JSON Schema
-    (`"5"` for 5), and has the last word on them.
+    Only what is certain is checked here, names: the server converts values more leniently than JSON
+    Schema (`"5"` for 5), and has the last word on them.
 
     Raises:
-        ActionRefusedError: A required field is missing, or one is there that the action does not have.
+        ActionRefusedError: A required field is missing, or one is there that the action does not
+            have.
     """
     if schema is None:
         return

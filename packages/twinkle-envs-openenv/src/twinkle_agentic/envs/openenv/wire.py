@@ -1,7 +1,7 @@
 """A websocket that hands over whole messages by callback.
 
-`websockets` does the handshake, proxies, TLS, keepalive and closing; only the path of a message is shorter than its own
-`send` and `recv`, which cost a task switch each.
+`websockets` does the handshake, proxies, TLS, keepalive and closing; only the path of a message is
+shorter than its own `send` and `recv`, which cost a task switch each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Wire(ClientConnection):
             on_lost(self._lost)
 
     def write(self, message: bytes) -> None:
-        """Send a text message without waiting for room in the buffer; on a closed connection nothing."""
+        """Send a text message, without waiting for room in the buffer; nothing if closed."""
         if self.protocol.state is State.OPEN and not self.transport.is_closing():
             self.protocol.send_text(message)
             self.send_data()

@@ -1,0 +1,126 @@
+"""What the two adapters, over a websocket and in process, have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.errors import ErrorKind
+from twinkle_agentic.envs.openenv.episode import Episode
+from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
+from twinkle_agentic.envs.openenv.rendering import render_observation
+from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
+from twinkle_agentic.envs.text import to_text, truncate_middle
+from twinkle_agentic.tools.types import ToolInfo
+
+__all__ = ["ActionMapper", "Adapter"]
+
+ActionMapper = Callable[[str, dict[str, Any]], Any]
+"""`(tool_name, arguments) -> action`, an Action or a dict of its fields."""
+
+
+class Adapter(Env):
+    """An `Env` around an OpenEnv environment: tools of its own, one episode, rendered observations.
+
+    Attributes:
+        reset_kwargs: For the environment's `reset`; may be changed between episodes.
+    """
+
+    def __init__(
+        self,
+        *,
+        action_mapper: ActionMapper | None,
+        reset_kwargs: Mapping[str, Any] | None,
+        observation_renderer: Callable[[Any], str] | None,
+        max_observation_chars: int | None,
+        reset_keys: Iterable[str] | None,
+        strict_reset: bool,
+        unstarted: ErrorKind,
+    ) -> None:
+        if max_observation_chars is not None and max_observation_chars < 1:
+            raise ValueError(
+                f"max_observation_chars must be at least 1 or None, found {max_observation_chars!r}"
+            )
+        self.reset_kwargs: dict[str, Any] = dict(reset_kwargs or {})
+        self._action_mapper = action_mapper
+        self._renderer = observation_renderer
+        self._max_chars = max_observation_chars
+        self._reset_keys = None if reset_keys is None else list(reset_keys)
+        self._strict_reset = strict_reset
+        self._local = LocalTools()
+        self._episode = Episode(lost_kind=unstarted)
+        self._last_result: Any = None
+
+    def register_tool(self, tool_info: ToolInfo, handler: Handler) -> Self:
+        """Add a tool that runs here and never reaches the environment.
+
+        Args:
+            tool_info: Its definition; a tool of the same name is overridden.
+            handler: `handler(env, arguments)`; its result, as text, is the observation. It may
+                return a `StepResult`, whose reward counts, and, on a client, be a coroutine
+                function.
+
+        Returns:
+            The env itself, for further calls.
+
+        Raises:
+            ValueError: The definition has no name.
+        """
+        self._local.register(tool_info, handler)
+        return self
+
+    @property
+    def episode_reward(self) -> float:
+        """Sum of the rewards of the episode's steps."""
+        return self._episode.reward
+
+    @property
+    def last_result(self) -> Any:
+        """The environment's latest answer, as it is; `None` before the first reset."""
+        return self._last_result
+
+    @abstractmethod
+    def _own_tools(self) -> list[ToolInfo]:
+        """Return the tools of the environment."""
+
+    def _checked(
+        self, tool_name: str, arguments: Any, *, any_name: bool
+    ) -> StepResult | Handler | None:
+        """Return the result of a call that must not be made, or the handler that takes it here."""
+        if (refusal := self._episode.refusal()) is not None:
+            return refusal
+        if not isinstance(arguments, dict):
+            return self._episode.failed(
+                f"the arguments of {tool_name!r} must be an object, found {arguments!r}",
+                kind=ErrorKind.TOOL,
+            )
+        if (handler := self._local.get(tool_name)) is not None:
+            return handler
+        tools = self._own_tools()
+        if tools and not any_name and not any(name_of(tool) == tool_name for tool in tools):
+            known = ", ".join(name_of(tool) for tool in self._local.merged(tools))
+            return self._episode.failed(
+                f"there is no tool {tool_name!r}; the tools are {known}", kind=ErrorKind.TOOL
+            )
+        return None
+
+    def _handled(self, value: Any) -> StepResult:
+        """Make a result of what a handler returned."""
+        if isinstance(value, StepResult):
+            return self._episode.scored(
+                value.observation, value.reward, done=value.done, info=dict(value.info)
+            )
+        return StepResult(
+            to_text(value, max_chars=self._max_chars),
+            info={"episode_reward": self._episode.reward},
+        )
+
+    def _rendered(self, observation: Any, fields: Any, *, first: bool = False) -> str:
+        """Render an observation; `fields` are those the built-in rendering looks at."""
+        if self._renderer is not None:
+            text = to_text(self._renderer(observation), max_chars=None)
+        else:
+            text = render_observation(fields, first=first)
+        return text if self._max_chars is None else truncate_middle(text, self._max_chars)
