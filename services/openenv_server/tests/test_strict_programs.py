@@ -320,6 +320,85 @@ SAME = {
         for i in range(3): fs.append(lambda: i)
         print([f() for f in fs])
     """,
+    "global_and_nonlocal": """
+        n = 0
+        def inc():
+            global n, made
+            n += 1
+            made = "here"
+        def use():
+            before = n
+            inc()
+            return before, n
+        print(use(), n, made)
+        def counter():
+            count = 0
+            def step():
+                nonlocal count
+                count += 1
+                return count
+            def reset():
+                nonlocal count
+                if count: count = 0
+            return step, reset, lambda: count
+        step, reset, look = counter()
+        print(step(), step(), look())
+        reset()
+        print(look(), step())
+        other, _, _ = counter()
+        print(other(), step())
+    """,
+    "closures_see_the_present": """
+        def make():
+            def inner(): return [config for _ in range(1)], (lambda: config)()
+            return inner
+        config = 1
+        f = make()
+        print(f())
+        config = 2
+        print(f())
+        def outer():
+            def get(): return later
+            later = 5
+            a = get()
+            later = 6
+            return a, get()
+        print(outer())
+    """,
+    "exceptions_of_asserts": """
+        try: assert 1 == 2
+        except AssertionError as e: print(repr(str(e)), e.args)
+        try: assert False, "why"
+        except AssertionError as e: print(e)
+        try:
+            try: raise ValueError
+            except 42: pass
+        except TypeError as e: print(e)
+    """,
+    "format_protocol": """
+        class F:
+            def __init__(self): self.n = 0
+            def __format__(self, spec):
+                self.n += 1
+                return f"<{spec or self.n}>"
+        f = F()
+        print(f"{f} {f} {f:x} {f!s:>1}"[:12])
+        class M:
+            def __matmul__(self, other): return "at"
+        print(M() @ 1)
+        class Once:
+            seen = []
+            def __getattr__(self, name):
+                Once.seen.append(name)
+                return lambda: name
+        print(Once().hello(), Once.seen)
+        class K:
+            def f(self): return __class__
+            @classmethod
+            def g(cls): return __class__
+        class L(K): pass
+        print(L().f() is K, L.g() is K)
+    """,
     "unbound_local": """
         x = 1
         def f():
@@ -330,7 +409,7 @@ SAME = {
             x = 2
         for h in (f, g):
             try: print(h())
-            except NameError: print("unbound")
+            except UnboundLocalError as e: print("unbound", e)
         print(x)
     """,
     "unpacking": """
@@ -569,24 +648,6 @@ REFUSED = {
     "generator": """
         def g(): yield 1
         print(list(g()))
-    """,
-    "global_statement": """
-        n = 0
-        def inc():
-            global n
-            n += 1
-        inc()
-        print(n)
-    """,
-    "nonlocal_statement": """
-        def f():
-            n = 0
-            def inc():
-                nonlocal n
-                n += 1
-            inc()
-            return n
-        print(f())
     """,
     "walrus": "print([y for x in range(3) if (y := x)])",
     "match": """

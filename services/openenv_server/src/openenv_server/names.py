@@ -1,9 +1,7 @@
-"""The variables of one session, as the stock interpreter uses them.
+"""The variables of one session, as the stock interpreter uses them, with limits.
 
 The interpreter (`smolagents.local_python_executor`) keeps variables, printed text and its operation
-counter in one dictionary, copies that for every function call, guesses a variable with a similar
-name where one is missing, and counts `n += 1` on a missing `n` from zero. This dictionary puts
-limits behind the first three and, when told to, ends the guessing.
+counter in one dictionary, and copies that for every function call.
 """
 
 from __future__ import annotations
@@ -76,16 +74,20 @@ class Names(dict[str, Any]):
 
     Args:
         max_output_chars: Limit of the printed text of a step.
-        guess: Leave the interpreter its guessing and its own operation limit.
+        counts: Leave the interpreter its own limit of operations.
     """
 
-    def __init__(self, *, max_output_chars: int, guess: bool) -> None:
+    def __init__(self, *, max_output_chars: int, counts: bool) -> None:
         super().__init__(__name__="__main__")
-        self._guess = guess
         self._printed = Printed(max_output_chars)
-        self._budget = _Budget(counts=guess)
-        super().__setitem__(_PRINTED, self._printed)
-        super().__setitem__(_COUNTER, self._budget)
+        self._budget = _Budget(counts=counts)
+        self._share(self)
+
+    def _share(self, twin: Names) -> None:
+        twin._printed, twin._budget = self._printed, self._budget
+        # Where the interpreter looks for them.
+        super(Names, twin).__setitem__(_PRINTED, self._printed)
+        super(Names, twin).__setitem__(_COUNTER, self._budget)
 
     def __setitem__(self, name: str, value: Any) -> None:
         # The interpreter sets both anew at the start of a step; ours stay.
@@ -96,22 +98,8 @@ class Names(dict[str, Any]):
         """Copy for a function call."""
         twin = Names.__new__(Names)
         super(Names, twin).update(self)
-        twin._guess, twin._printed, twin._budget = self._guess, self._printed, self._budget
+        self._share(twin)
         return twin
-
-    def keys(self) -> Any:
-        """Give the names; none when guessing is off: this is where it looks for similar ones."""
-        return super().keys() if self._guess else dict[str, Any]().keys()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Look a name up.
-
-        Raises:
-            NameError: It is missing and guessing is off: asked by `name += ...`, with default 0.
-        """
-        if not self._guess and name not in self:
-            raise NameError(f"name {name!r} is not defined")
-        return super().get(name, default)
 
     def start_step(self, timeout_s: float) -> None:
         """Empty the printed text and set the clock."""

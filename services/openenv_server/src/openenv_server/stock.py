@@ -36,7 +36,7 @@ class StockExecutor(PyExecutor):
     def __init__(self, settings: Settings) -> None:
         super().__init__(additional_imports=list(settings.extra_imports))
         self._settings = settings
-        self._names = Names(max_output_chars=settings.max_output_chars, guess=True)
+        self._names = Names(max_output_chars=settings.max_output_chars, counts=True)
         self._executor.state = self._names
         self._executor.timeout_seconds = None  # a thread per step that ends nothing; see `Names`
 

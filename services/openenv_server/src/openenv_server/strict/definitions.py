@@ -16,10 +16,11 @@ from openenv_server.strict.nodes import (
     call,
     constant,
     flat,
-    forget,
     load,
+    own_nodes,
 )
 from openenv_server.strict.nodes import signature as signature_of
+from openenv_server.strict.variables import GLOBAL, LOCAL, NONLOCAL
 
 __all__ = ["Definitions"]
 
@@ -61,18 +62,27 @@ class Definitions(Flow):
     def _function_body(self, node: ast.FunctionDef, signature: inspect.Signature) -> list[ast.stmt]:
         params = set(signature.parameters)
         own = bound(node.body) - params
-        saved = self.loops, self.caught, self.first_parameter, self.outer, self.path
+        declared = [n for n in own_nodes(node.body) if isinstance(n, ast.Global | ast.Nonlocal)]
+        saved = self.loops, self.caught, self.first_parameter, self.path
         self.path += f"{node.name}.<locals>."
         self.loops, self.caught = [], []
         self.first_parameter = next(iter(signature.parameters), None)
-        self.outer = self.outer | own | params
         body = self.block(node.body)
-        self.loops, self.caught, self.first_parameter, self.outer, self.path = saved
+        self.loops, self.caught, self.first_parameter, self.path = saved
         # A local that is read before it is bound is an error, not the outer variable's value.
-        unbound: list[ast.stmt] = []
-        for local in sorted(own & self.outer):
-            unbound += forget(local)
+        elsewhere = {name for statement in declared for name in statement.names}
+        local = tuple(sorted(own - elsewhere))
+        unbound: list[ast.stmt] = [assign(LOCAL, constant(local))] if local else []
+        for statement in declared:
+            kind = GLOBAL if isinstance(statement, ast.Global) else NONLOCAL
+            unbound.insert(0, assign(kind, constant(tuple(statement.names))))
         return [*unbound, *body, ast.Return(value=constant(None))]
+
+    def visit_Global(self, node: ast.Global) -> list[ast.stmt]:
+        return []  # said at the start of the function
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> list[ast.stmt]:
+        return []
 
     def visit_ClassDef(self, node: ast.ClassDef) -> list[ast.stmt]:
         return self._class(node, node.name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from openenv_server.interpreter import InterpreterError
 from openenv_server.strict.shims import CarriedError
+from openenv_server.strict.variables import Variables, unbound
 
 __all__ = ["as_python"]
 
@@ -33,6 +34,9 @@ def as_python(error: BaseException) -> BaseException:
         return _attribute_error(seen["obj"], seen["func_name"])
     if text == "Cannot unpack tuple of wrong size" and "target" in seen:
         return _unpack_error(len(seen["target"].elts), len(seen["value"]))
+    missing = _MISSING_NAME.match(text)
+    if missing:
+        return _name_error(missing.group(1) or missing.group(2), seen.get("state")) or error
     for pattern, kind, message in _TRANSLATIONS:
         found = re.match(pattern, text, re.DOTALL)
         if found and not _is_there_in_python(kind, found.group(1)):
@@ -47,6 +51,14 @@ def _locals_at_raise(trace: TracebackType | None) -> dict[str, Any]:
     while trace.tb_next is not None:
         trace = trace.tb_next
     return trace.tb_frame.f_locals
+
+
+def _name_error(name: str, scope: object) -> NameError | None:
+    if isinstance(scope, Variables) and scope.is_unset(name):
+        return unbound(name)
+    if hasattr(builtins, name):  # CPython has it: no code may mistake that for absence
+        return None
+    return NameError(f"name {name!r} is not defined", name=name)
 
 
 def _attribute_error(value: Any, name: str) -> BaseException:
@@ -65,16 +77,14 @@ def _unpack_error(expected: int, found: int) -> ValueError:
 
 def _is_there_in_python(kind: type[Exception], name: str) -> bool:
     """Tell what CPython has and this interpreter does not: no code may mistake that for absence."""
-    if kind is NameError:
-        return hasattr(builtins, name)
-    if kind is ImportError:
-        return name.partition(".")[0] in sys.stdlib_module_names
-    return False
+    return kind is ImportError and name.partition(".")[0] in sys.stdlib_module_names
 
+
+_MISSING_NAME = re.compile(
+    r"The variable `(.*)` is not defined|Forbidden function evaluation: '(.*?)'"
+)
 
 _TRANSLATIONS: tuple[tuple[str, type[Exception], str], ...] = (
-    (r"The variable `(.*)` is not defined", NameError, "name '{0}' is not defined"),
-    (r"Forbidden function evaluation: '(.*?)'", NameError, "name '{0}' is not defined"),
     (r"Cannot delete name '(.*?)'", NameError, "name '{0}' is not defined"),
     (r"Import of (\S+) is not allowed", ImportError, "{0} cannot be imported here"),
     (r"Import from (\S+) is not allowed", ImportError, "{0} cannot be imported here"),

@@ -10,7 +10,7 @@ from typing import Any
 from openenv_server.executor import ExecResult, Failure
 from openenv_server.interpreter import InterpreterError, evaluate_ast
 from openenv_server.lean import PyExecutor
-from openenv_server.names import Names, StepTimeoutError
+from openenv_server.names import StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
 from openenv_server.stock import exit_code_of, failed_line, is_from_code, timeout_text, too_long
@@ -18,6 +18,7 @@ from openenv_server.strict.errors import as_python
 from openenv_server.strict.nodes import RefusedError
 from openenv_server.strict.rewrite import prepare
 from openenv_server.strict.runtime import builtin_tools, helpers
+from openenv_server.strict.variables import Variables
 
 __all__ = ["StrictExecutor"]
 
@@ -39,7 +40,7 @@ class StrictExecutor(PyExecutor):
     def __init__(self, settings: Settings, *, seed: int | None = None) -> None:
         super().__init__(additional_imports=list(settings.extra_imports))
         self._settings = settings
-        self._names = Names(max_output_chars=settings.max_output_chars, guess=False)
+        self._names = Variables(max_output_chars=settings.max_output_chars)
         builtins = builtin_tools()
         self._tools = builtins | helpers(self._names, seed)
         # Callable because they are here, under keys no code can write; found by name because they
@@ -60,7 +61,7 @@ class StrictExecutor(PyExecutor):
         try:
             tree = _parse(code)
             shows_value = bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
-            tree, self._count = prepare(tree, first=self._count, taken=list(self._names))
+            tree, self._count = prepare(tree, first=self._count)
         except RefusedError as error:
             return self._failed(f"line {error.line}: {error}", Failure.REFUSED)
         except (SyntaxError, ValueError) as error:
@@ -116,8 +117,9 @@ class StrictExecutor(PyExecutor):
             )
         text = f"{where}{type(error).__name__}"
         said = _message(error)
-        if said:
-            text += f": {said}"
+        notes: list[str] = getattr(error, "__notes__", [])
+        if said or notes:
+            text += f": {said or notes[0]}"
         return self._failed(text, Failure.EXCEPTION, stdout, exit_code=code)
 
     def _failed(

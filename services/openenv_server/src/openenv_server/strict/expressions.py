@@ -39,6 +39,8 @@ class Expressions(Scope):
             if not isinstance(node.ctx, ast.Load):
                 raise RefusedError(node, f"the name {node.id!r} cannot be given another value")
             node.id += "@"
+        if node.id == "__class__" and self.classes:
+            return ast.copy_location(load(self.classes[-1][1]), node)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -71,11 +73,15 @@ class Expressions(Scope):
                 raise RefusedError(node, "super() without arguments works in a method only")
             made = call("super", load(self.classes[-1][1]), load(self.first_parameter))
             return ast.copy_location(made, node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in PROTECTED:
-            node.func = call("getattr", node.func.value, constant(node.func.attr))
-        elif isinstance(node.func, ast.Attribute) and node.func.attr in _CALLABLE:
-            node.args = [node.func.value, constant(node.func.attr), *node.args]
-            node.func = load("call_method@")
+        if isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            if self.classes:
+                name = private_name(self.classes[-1][0], name)
+            if name in _CALLABLE:
+                node.args = [node.func.value, constant(name), *node.args]
+                node.func = load("call_method@")
+            else:  # the interpreter looks a method up twice, and `print` by its name
+                node.func = call("method", node.func.value, constant(name))
         elif not isinstance(
             node.func, ast.Call | ast.Lambda | ast.Attribute | ast.Name | ast.Subscript
         ):
@@ -94,6 +100,14 @@ class Expressions(Scope):
         if node.conversion != -1:
             node.value = call({115: "str", 114: "repr", 97: "ascii"}[node.conversion], node.value)
             node.conversion = -1
+        elif node.format_spec is None:
+            node.value = call("format", node.value)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.MatMult):
+            return ast.copy_location(call("matmul", node.left, node.right), node)
         return node
 
     def visit_List(self, node: ast.List) -> ast.expr:

@@ -119,7 +119,10 @@ class Flow(Expressions):
         for handler in node.handlers:
             self._handler(handler)
         node.orelse = self.block(node.orelse)
+        # What a bare `raise` means there depends on how the block was left.
+        saved, self.caught = self.caught, []
         node.finalbody = self.block(node.finalbody)
+        self.caught = saved
         return node
 
     def _handler(self, node: ast.ExceptHandler) -> None:
@@ -134,7 +137,7 @@ class Flow(Expressions):
             before.append(assign(given, load(caught)))
         node.name = caught
         self.caught.append(caught)
-        node.body = [*before, *self.block(node.body), *(forget(given) if given else [])]
+        node.body = [*before, *self.block(node.body), *([forget(given)] if given else [])]
         self.caught.pop()
 
     def visit_Raise(self, node: ast.Raise) -> ast.stmt:
@@ -144,6 +147,13 @@ class Flow(Expressions):
         if node.exc is not None:
             node.exc = call("raising", node.exc)
         return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        source = constant(ast.unparse(node))
+        message = [] if node.msg is None else [self.visit(node.msg)]
+        failed = ast.Raise(exc=call("assertion", source, *message))
+        test = ast.UnaryOp(op=ast.Not(), operand=self.visit(node.test))
+        return ast.If(test=test, body=[ast.copy_location(failed, node)], orelse=[])
 
     def visit_With(self, node: ast.With) -> ast.stmt:
         first, *others = node.items

@@ -6,6 +6,8 @@ import ast
 import inspect
 from collections.abc import Iterable, Iterator
 
+from openenv_server.strict.variables import UNSET
+
 __all__ = [
     "PROTECTED",
     "RefusedError",
@@ -54,10 +56,9 @@ def constant(value: object) -> ast.Constant:
     return ast.Constant(value=value)  # pyright: ignore[reportArgumentType]
 
 
-def forget(name: str) -> list[ast.stmt]:
-    """Make statements after which a variable does not exist, whether it did or not."""
-    target = ast.Name(id=name, ctx=ast.Del())
-    return [assign(name, constant(None)), ast.Delete(targets=[target])]
+def forget(name: str) -> ast.Assign:
+    """Make a statement after which a local variable has no value."""
+    return assign(name, constant(UNSET))
 
 
 def own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:

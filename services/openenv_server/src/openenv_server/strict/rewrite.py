@@ -11,23 +11,18 @@ Hidden names hold an `@`, which no name in the code can; the helpers are in `run
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
 
 from openenv_server.strict.definitions import Definitions
-from openenv_server.strict.nodes import bound
 
 __all__ = ["prepare"]
 
 
-def prepare(
-    tree: ast.Module, *, first: int = 0, taken: Iterable[str] = ()
-) -> tuple[ast.Module, int]:
+def prepare(tree: ast.Module, *, first: int = 0) -> tuple[ast.Module, int]:
     """Rewrite a module.
 
     Args:
         tree: What `ast.parse` gave; it is changed.
         first: First number for hidden names, from the last call of the same session.
-        taken: Names the session has bound so far.
 
     Returns:
         The module, and `first` for the next call.
@@ -35,6 +30,6 @@ def prepare(
     Raises:
         RefusedError: There is something in it that would be silently wrong.
     """
-    work = Definitions(first, {*taken, *bound(tree.body)})
+    work = Definitions(first)
     tree.body = work.block(tree.body)
     return ast.fix_missing_locations(tree), work.count

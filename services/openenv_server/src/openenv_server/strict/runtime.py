@@ -42,7 +42,10 @@ def helpers(names: Names, seed: int | None) -> dict[str, Any]:
         "function": make_function,
         "class": _class,
         "special": _special,
-        "getattr": getattr,
+        "method": _method,
+        "format": format,
+        "matmul": _matmul,
+        "assertion": _assertion,
         "str": str,
         "repr": repr,
         "ascii": ascii,
@@ -69,13 +72,20 @@ class _Handles:
     """The type of an `except`: matches as in CPython, and lets `return` and `break` through."""
 
     def __init__(self, kind: Any) -> None:
-        self._kind = kind
+        self._kinds: tuple[Any, ...] = (kind,)
+        if isinstance(kind, tuple):
+            self._kinds = cast("tuple[Any, ...]", kind)
 
     def __instancecheck__(self, error: BaseException) -> bool:
         if isinstance(error, CONTROL_FLOW):
             return False
         error = as_python(error)
-        return not isinstance(error, InterpreterError) and isinstance(error, self._kind)
+        for kind in self._kinds:
+            if not isinstance(kind, type | tuple):
+                raise TypeError(
+                    "catching classes that do not inherit from BaseException is not allowed"
+                )
+        return not isinstance(error, InterpreterError) and isinstance(error, self._kinds)
 
 
 class _Context:
@@ -102,6 +112,21 @@ class _Context:
         if isinstance(error, InterpreterError):  # nothing of the code may swallow it
             return False
         return bool(self._real.__exit__(type(error), error, trace))
+
+
+def _method(value: Any, name: str) -> Any:
+    return getattr(value, name)
+
+
+def _assertion(source: str, *message: Any) -> AssertionError:
+    error = AssertionError(*message)
+    if not message:
+        error.add_note(source)  # for stderr; `str(error)` is empty as in CPython
+    return error
+
+
+def _matmul(left: Any, right: Any) -> Any:
+    return left @ right
 
 
 def _same(value: Any) -> Any:
@@ -156,8 +181,8 @@ def _class(
 def _special(value: Any, name: str) -> Any:
     if name == "__class__":
         return cast("type[Any]", type(value))
-    if name == "__name__" and callable(value):
-        return getattr(cast("Any", value), "__qualname__", "").rpartition(".")[2]
+    if name == "__name__":
+        return value.__name__.removesuffix("@")
     return getattr(value, name)
 
 

@@ -15,7 +15,6 @@ class Scope(ast.NodeTransformer):
 
     Attributes:
         count: Number of the last hidden name.
-        outer: Names that enclosing scopes bind.
         path: Enclosing functions and classes, as `__qualname__` has them.
         loops: For each enclosing loop, the flag of its `else`.
         caught: For each enclosing `except`, the variable with its exception.
@@ -23,9 +22,8 @@ class Scope(ast.NodeTransformer):
         first_parameter: That of the enclosing method.
     """
 
-    def __init__(self, first: int, outer: set[str]) -> None:
+    def __init__(self, first: int) -> None:
         self.count = first
-        self.outer = outer
         self.path = ""
         self.loops: list[str | None] = []
         self.caught: list[str] = []
