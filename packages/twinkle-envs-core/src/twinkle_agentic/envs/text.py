@@ -88,7 +88,7 @@ def _render(value: Any, siblings: Mapping[str, Any], hint: str) -> str:
         if grid is not None:
             return "\n".join(" ".join(row) for row in grid)
         shape, numbers = _shape(items)
-        if numbers and (len(shape) > 1 or len(items) > _MAX_NUMBERS):
+        if numbers and _count(items) > _MAX_NUMBERS:
             size = " x ".join(map(str, shape))
             return f"[{size} numbers not shown{f'; {hint}' if hint else ''}]"
         if all(isinstance(item, str) for item in items):
@@ -105,7 +105,7 @@ def _shorten(value: Any, hint: str) -> Any:
     if isinstance(value, list):
         items = cast("list[Any]", value)
         shape, numbers = _shape(items)
-        if numbers and (len(shape) > 2 or _product(shape) > _MAX_NUMBERS):
+        if numbers and _count(items) > _MAX_NUMBERS:
             return f"[{' x '.join(map(str, shape))} numbers not shown{f'; {hint}' if hint else ''}]"
         return [_shorten(item, hint) for item in items]
     return value
@@ -152,8 +152,8 @@ def _shape(items: Sequence[Any]) -> tuple[tuple[int, ...], bool]:
     return tuple(shape), isinstance(current, (int, float)) and not isinstance(current, bool)
 
 
-def _product(shape: Sequence[int]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
+def _count(value: Any) -> int:
+    """Count the innermost values of nested lists."""
+    if isinstance(value, list):
+        return sum(map(_count, cast("list[Any]", value)))
+    return 1
