@@ -33,12 +33,12 @@ def test_the_python_of_a_readme_runs(
     blocks: list[str] = _BLOCK.findall((ROOT / readme).read_text(encoding="utf-8"))
     assert blocks, f"{readme} shows no Python"
     source = "\n".join(blocks)
-    for named, real in (
-        ("http://localhost:8001", scripted_endpoint.url),
-        ("http://localhost:8000", coding_server.url),
-        ("http://localhost:8800", sandbox_server.url),
+    for port, server in (
+        (8001, scripted_endpoint),
+        (8000, coding_server),
+        (8800, sandbox_server),
     ):
-        source = source.replace(named, real)
+        source = re.sub(rf"http://(localhost|127\.0\.0\.1):{port}", server.url, source)
     path = tmp_path / "snippet.py"
     path.write_text(source, encoding="utf-8")
     done = subprocess.run(
