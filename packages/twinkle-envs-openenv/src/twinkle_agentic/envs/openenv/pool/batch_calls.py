@@ -48,7 +48,8 @@ class BatchCalls:
             ValueError: A slot occurs twice, or the lists differ in length.
             PoolError: The pool is closed.
         """
-        return run_sync(self.areset_batch(indices, trajectories, seeds=seeds, **reset_kwargs))
+        requests = self._requests.reset_batch(indices, trajectories, seeds, reset_kwargs)
+        return [as_result(value) for value in self._driver.batch(requests)]
 
     async def areset_batch(
         self,
@@ -110,7 +111,8 @@ class BatchCalls:
             PoolError: The pool is closed, or a step left running earlier is not collected.
         """
         if min_results is None:
-            return run_sync(self.astep_batch(indices, tool_names, arguments_list))
+            requests = self._requests.step_batch(indices, tool_names, arguments_list)
+            return [as_result(value) for value in self._driver.batch(requests)]
         return run_sync(
             self.astep_batch(indices, tool_names, arguments_list, min_results=min_results)
         )

@@ -9,7 +9,8 @@ import asyncio
 import pickle
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, ErrorKind, WorkerLostError
@@ -25,6 +26,17 @@ __all__ = ["GRACE_S", "SlotDriver"]
 
 GRACE_S = 5.0  # beyond the limit the worker enforces itself; longer means its interpreter is stuck
 _RETRY_PAUSE_S = 0.2  # between attempts to reach a worker that is being restarted
+
+
+@dataclass(slots=True)
+class _Sending:
+    """Requests on their way to one worker."""
+
+    worker: int
+    method: str
+    argument: bytes
+    requests: Sequence[SlotRequest]
+    begun: Any = None
 
 
 class SlotDriver:
@@ -55,20 +67,11 @@ class SlotDriver:
         """
         if (known := self.known_failure(request)) is not None:
             return known
-        worker, blob = self.owner(request.slot), pack_request(request)
-        deadline = time.monotonic() + request.timeout_s + GRACE_S
-        try:
-            while True:
-                try:
-                    reply = self.workers.call(worker, blob, _left(deadline))
-                    return self.received(worker, request, reply)
-                except (EnvTimeoutError, WorkerLostError) as error:
-                    if not self._may_retry(worker, request, error, deadline):
-                        return self.lose([request], error)
-                time.sleep(_RETRY_PAUSE_S)
-        except (KeyboardInterrupt, SystemExit):
-            self._give_up([request])
-            raise
+        worker = self.owner(request.slot)
+        sending = _Sending(worker, "call", pack_request(request), [request])
+        sending.begun = self.workers.start(worker, "call", sending.argument)
+        reply = self._finished(sending)
+        return reply if isinstance(reply, Failure) else self.received(worker, request, reply)
 
     async def acall(self, request: SlotRequest) -> Any:
         """Run one slot call and await it; as `call`."""
@@ -78,24 +81,27 @@ class SlotDriver:
         reply = await self.send(worker, "call", pack_request(request), [request])
         return reply if isinstance(reply, Failure) else self.received(worker, request, reply)
 
-    async def abatch(self, requests: Sequence[SlotRequest]) -> list[Any]:
+    def batch(self, requests: Sequence[SlotRequest]) -> list[Any]:
         """Run calls of many slots, one RPC per worker; returns the values in their order."""
         values: list[Any] = [None] * len(requests)
         groups = self.grouped(requests, values)
-        sent = {worker: [requests[p] for p in positions] for worker, positions in groups.items()}
-        # Pickle all before sending any: bad arguments must not leave half a batch running.
-        blobs = {worker: pack_request(group) for worker, group in sent.items()}
+        sendings = self._sendings(requests, groups)
+        for sending in sendings:
+            sending.begun = self.workers.start(sending.worker, "batch", sending.argument)
+        for sending, positions in zip(sendings, groups.values(), strict=True):
+            self._fill_in(values, positions, sending, self._finished(sending))
+        return values
+
+    async def abatch(self, requests: Sequence[SlotRequest]) -> list[Any]:
+        """Run calls of many slots without blocking the event loop; as `batch`."""
+        values: list[Any] = [None] * len(requests)
+        groups = self.grouped(requests, values)
+        sendings = self._sendings(requests, groups)
         answers = await asyncio.gather(
-            *(self.send(worker, "batch", blobs[worker], sent[worker]) for worker in groups)
+            *(self.send(s.worker, "batch", s.argument, s.requests) for s in sendings)
         )
-        for (worker, positions), answer in zip(groups.items(), answers, strict=True):
-            if isinstance(answer, Failure):
-                for position in positions:
-                    values[position] = answer
-                continue
-            replies: list[bytes] = pickle.loads(answer)
-            for position, reply in zip(positions, replies, strict=True):
-                values[position] = self.received(worker, requests[position], reply)
+        for sending, positions, answer in zip(sendings, groups.values(), answers, strict=True):
+            self._fill_in(values, positions, sending, answer)
         return values
 
     def grouped(self, requests: Sequence[SlotRequest], values: list[Any]) -> dict[int, list[int]]:
@@ -107,6 +113,44 @@ class SlotDriver:
             else:
                 groups[self.owner(request.slot)].append(position)
         return dict(groups)
+
+    def _sendings(
+        self, requests: Sequence[SlotRequest], groups: Mapping[int, list[int]]
+    ) -> list[_Sending]:
+        # All are pickled before any is sent: bad arguments must not leave half a batch running.
+        sendings: list[_Sending] = []
+        for worker, positions in groups.items():
+            group = [requests[position] for position in positions]
+            sendings.append(_Sending(worker, "batch", pack_request(group), group))
+        return sendings
+
+    def _fill_in(
+        self, values: list[Any], positions: list[int], sending: _Sending, answer: Any
+    ) -> None:
+        if isinstance(answer, Failure):
+            for position in positions:
+                values[position] = answer
+            return
+        replies: list[bytes] = pickle.loads(answer)
+        for position, request, reply in zip(positions, sending.requests, replies, strict=True):
+            values[position] = self.received(sending.worker, request, reply)
+
+    def _finished(self, sending: _Sending) -> Any:
+        """Wait for an answer; a reset is sent again until its worker is back."""
+        worker, method, requests = sending.worker, sending.method, sending.requests
+        deadline = time.monotonic() + max(r.timeout_s for r in requests) + GRACE_S
+        try:
+            while True:
+                try:
+                    return self.workers.finish(worker, method, sending.begun, _left(deadline))
+                except (EnvTimeoutError, WorkerLostError) as error:
+                    if not self._may_retry(worker, requests[0], error, deadline):
+                        return self.lose(requests, error)
+                time.sleep(_RETRY_PAUSE_S)
+                sending.begun = self.workers.start(worker, method, sending.argument)
+        except (KeyboardInterrupt, SystemExit):
+            self._give_up(requests)
+            raise
 
     async def send(
         self, worker: int, method: str, argument: Any, requests: Sequence[SlotRequest]

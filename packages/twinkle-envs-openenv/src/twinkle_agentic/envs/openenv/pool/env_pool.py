@@ -60,7 +60,7 @@ class EnvPool(BatchCalls):
             `'module:attribute'`; by default the embedded `OpenEnv`. Workers must be able to import
             it.
         slot_threads: Give each slot a thread of its own. False runs all slots of a worker in one
-            thread, which halves the cost of batches of environments that answer in microseconds;
+            thread, which saves a thread switch per step where environments answer in microseconds;
             a slow one then holds up its neighbours, and one that hangs takes their episodes along.
         num_cpus: CPUs that each worker reserves in Ray. Small by default, for environments that
             mostly wait.

@@ -3,26 +3,69 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import pickle
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic.envs.errors import EnvTimeoutError
+from twinkle_agentic.envs.openenv.pool.slots import SlotCall
+from twinkle_agentic.envs.openenv.pool.wire import SlotRequest
 from twinkle_agentic.envs.openenv.pool.worker import PoolWorker, WorkerSpec
 
 __all__ = ["LocalWorkers"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Calls on their way, and where their replies arrive."""
+
+    calls: Sequence[SlotCall]
+    arrivals: queue.SimpleQueue[tuple[int, bytes]]
+    limit_s: float
+
+
 class LocalWorkers:
-    """One `PoolWorker` in this process; its coroutines run on the loop of whoever awaits them."""
+    """One `PoolWorker` in this process.
+
+    The synchronous calls need no event loop, so they work on a thread that runs one, too; the
+    coroutines run on the loop of whoever awaits them.
+    """
 
     def __init__(self, shards: list[range], spec: WorkerSpec, *, slot_threads: bool) -> None:
         self.shards = shards
         (shard,) = shards
         self._worker = PoolWorker(shard.start, shard.stop, spec, slot_threads)
 
-    def call(self, worker: int, request: bytes, timeout_s: float) -> bytes:
-        """Run one slot call in the slot's thread and wait for it, without any event loop."""
-        del worker, timeout_s  # the request has its own limit
-        return self._worker.call_blocking(request)
+    def start(self, worker: int, method: str, argument: bytes) -> _Begun:
+        """Queue a call, or the calls of a batch, in the threads of their slots."""
+        del worker
+        loaded: Any = pickle.loads(argument)
+        requests: list[SlotRequest] = loaded if method == "batch" else [loaded]
+        arrivals: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+        calls = [
+            self._worker.submit(request, functools.partial(_arrived, arrivals, position))
+            for position, request in enumerate(requests)
+        ]
+        return _Begun(calls, arrivals, max(request.timeout_s for request in requests))
+
+    def finish(self, worker: int, method: str, begun: _Begun, timeout_s: float) -> bytes:
+        """Wait for the replies; calls that are not done within their limit get one that says so."""
+        del worker, timeout_s  # the requests have limits of their own
+        deadline = time.monotonic() + begun.limit_s
+        replies: dict[int, bytes] = {}
+        while len(replies) < len(begun.calls):
+            try:
+                position, reply = begun.arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                self._worker.expire(begun.calls, begun.limit_s)
+                position, reply = begun.arrivals.get()
+            replies[position] = reply
+        ordered = [replies[position] for position in range(len(begun.calls))]
+        return pickle.dumps(ordered) if method == "batch" else ordered[0]
 
     async def acall(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
         """Run a method of the worker and await it."""
@@ -40,5 +83,9 @@ class LocalWorkers:
         """Do nothing: the driver cannot replace itself."""
 
     def shut_down(self) -> None:
-        """Close what `close` of the worker has not: nothing, where the pool was closed properly."""
+        """Tell what is still open to close: nothing, where the pool was closed properly."""
         self._worker.abandon()
+
+
+def _arrived(arrivals: queue.SimpleQueue[tuple[int, bytes]], position: int, reply: bytes) -> None:
+    arrivals.put((position, reply))

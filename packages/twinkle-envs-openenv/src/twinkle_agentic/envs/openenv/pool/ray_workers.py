@@ -76,20 +76,27 @@ class RayWorkers:
                 f"Ray refused the workers with the options {options!r}: {error}"
             ) from error
 
-    def call(self, worker: int, request: bytes, timeout_s: float) -> bytes:
-        """Send one slot call to a worker and wait for the packed reply.
+    def start(self, worker: int, method: str, argument: bytes) -> Any:
+        """Send a call to a worker; returns its object reference.
+
+        Raises:
+            PoolError: Ray itself is not running any more.
+        """
+        return self._submitted(worker, method, argument)
+
+    def finish(self, worker: int, method: str, begun: Any, timeout_s: float) -> bytes:
+        """Wait for the answer.
 
         Raises:
             EnvTimeoutError: No answer within `timeout_s`.
             WorkerLostError: The process or node of the worker died with the call in flight.
             WorkerGoneError: And it will not come back.
-            PoolError: Ray itself is not running any more.
         """
-        with self._typed_errors(worker, "call", timeout_s):
-            return self._ray.get(self._submitted(worker, "call", request), timeout=timeout_s)
+        with self._typed_errors(worker, method, timeout_s):
+            return self._ray.get(begun, timeout=timeout_s)
 
     async def acall(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
-        """Call a method of one worker and await its answer; raises as `call`."""
+        """Call a method of one worker and await its answer; raises as `start` and `finish`."""
         with self._typed_errors(worker, method, timeout_s):
             async with asyncio.timeout(timeout_s):
                 return await self._submitted(worker, method, argument)

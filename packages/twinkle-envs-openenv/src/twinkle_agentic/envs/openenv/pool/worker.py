@@ -13,11 +13,10 @@ import functools
 import itertools
 import os
 import pickle
-import queue
 import random
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from twinkle_agentic.envs.openenv.pool.factory import EnvFactory, env_maker
@@ -75,20 +74,6 @@ class PoolWorker:
         """Run one slot call; returns a packed reply."""
         return await self._one(pickle.loads(request))
 
-    def call_blocking(self, request: bytes) -> bytes:
-        """Run one slot call and wait for it in the calling thread."""
-        asked: SlotRequest = pickle.loads(request)
-        if self._host is None:
-            return pack_reply(self._incarnation, self._broken)
-        replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        call = SlotCall(asked, replies.put)
-        self._host.submit(call)
-        try:
-            return replies.get(timeout=asked.timeout_s)
-        except queue.Empty:
-            self._host.expire(call, asked.timeout_s)  # puts a reply, unless one has just come
-            return replies.get()
-
     async def batch(self, requests: bytes) -> bytes:
         """Run calls side by side; returns the pickled list of packed replies, in their order."""
         batch = self._begin(pickle.loads(requests))
@@ -130,6 +115,23 @@ class PoolWorker:
             await asyncio.sleep(_CLOSE_POLL_S)
         return self._host.num_open
 
+    def submit(self, request: SlotRequest, on_done: Callable[[bytes], None]) -> SlotCall:
+        """Queue a call in the thread of its slot; `on_done` gets the packed reply in any thread."""
+        call = SlotCall(request, on_done)
+        if self._host is None:
+            call.finished = True
+            on_done(pack_reply(self._incarnation, self._broken))
+        else:
+            self._host.submit(call)
+        return call
+
+    def expire(self, calls: Sequence[SlotCall], after_s: float) -> None:
+        """Give up on those of the calls that are not finished; they get a reply that says so."""
+        if self._host is not None:
+            for call in calls:
+                if not call.finished:
+                    self._host.expire(call, after_s)
+
     def abandon(self) -> None:
         """Tell all environments to close, and wait for none."""
         if self._host is not None:
@@ -142,18 +144,11 @@ class PoolWorker:
 
     def _begin(self, requests: list[SlotRequest], *, piecemeal: bool = False) -> _Batch:
         batch = _Batch(len(requests), piecemeal=piecemeal)
-        if self._host is None:
-            reply = pack_reply(self._incarnation, self._broken)
-            for position in range(len(requests)):
-                batch.done(position, reply)
-            return batch
-        calls = [
-            SlotCall(request, functools.partial(batch.done, position))
-            for position, request in enumerate(requests)
-        ]
-        batch.expire_after(max((r.timeout_s for r in requests), default=0.0), self._host, calls)
-        for call in calls:
-            self._host.submit(call)
+        limit_s = max((request.timeout_s for request in requests), default=0.0)
+        calls: list[SlotCall] = []
+        batch.expire_after(limit_s, self.expire, calls)
+        for position, request in enumerate(requests):
+            calls.append(self.submit(request, functools.partial(batch.done, position)))
         return batch
 
 
@@ -185,9 +180,14 @@ class _Batch:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._woken.set)
 
-    def expire_after(self, timeout_s: float, host: SlotHost, calls: list[SlotCall]) -> None:
+    def expire_after(
+        self,
+        timeout_s: float,
+        expire: Callable[[Sequence[SlotCall], float], None],
+        calls: Sequence[SlotCall],
+    ) -> None:
         """Give up on the calls that are not done by then."""
-        self._timer = self._loop.call_later(timeout_s, _expire, host, calls, timeout_s)
+        self._timer = self._loop.call_later(timeout_s, expire, calls, timeout_s)
 
     async def all_done(self) -> None:
         """Wait for the last call."""
@@ -212,12 +212,6 @@ class _Batch:
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _expire(host: SlotHost, calls: list[SlotCall], after_s: float) -> None:
-    for call in calls:
-        if not call.finished:
-            host.expire(call, after_s)
 
 
 def _import_failure(error: Exception) -> Failure:

@@ -20,19 +20,26 @@ class Workers(Protocol):
 
     shards: list[range]
 
-    def call(self, worker: int, request: bytes, timeout_s: float) -> bytes:
-        """Send one slot call to a worker and wait for the packed reply.
+    def start(self, worker: int, method: str, argument: bytes) -> Any:
+        """Begin a `call` or a `batch` on one worker; returns what `finish` takes.
+
+        Raises:
+            PoolError: The workers cannot be reached at all.
+        """
+        ...
+
+    def finish(self, worker: int, method: str, begun: Any, timeout_s: float) -> bytes:
+        """Wait for the answer to what `start` began.
 
         Raises:
             EnvTimeoutError: No answer within `timeout_s`.
             WorkerLostError: The process or node of the worker died with the call in flight.
             WorkerGoneError: And it will not come back.
-            PoolError: The workers cannot be reached at all.
         """
         ...
 
     async def acall(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
-        """Call a method of one worker and await its answer; raises as `call`."""
+        """Call a method of one worker and await its answer; raises as `start` and `finish`."""
         ...
 
     def recycle(self, worker: int) -> None:
