@@ -68,12 +68,17 @@ def interpreter_for(uid: int | None) -> tuple[list[str], dict[str, str]]:
                 check=True,
                 capture_output=True,
                 timeout=60,
-                **({} if uid is None else {"user": uid, "group": uid, "extra_groups": []}),
+                **identity(uid),
             )
         except (OSError, subprocess.SubprocessError):
             continue
         return [candidate, "-c", "from sandbox_server.cli import main; main()"], environment
     pytest.skip(f"no interpreter of {version} that user {uid} may run: tried {candidates}")
+
+
+def identity(uid: int | None) -> dict[str, Any]:
+    """Return the arguments of `Popen` that start a program as another user."""
+    return {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
 
 
 def start_server(mode: str, *options: str, uid: int | None = None) -> Server:
@@ -84,7 +89,7 @@ def start_server(mode: str, *options: str, uid: int | None = None) -> Server:
         cwd="/",
         stdout=subprocess.PIPE,
         text=True,
-        **({} if uid is None else {"user": uid, "group": uid, "extra_groups": []}),
+        **identity(uid),
     )
     assert process.stdout is not None
     line = process.stdout.readline()

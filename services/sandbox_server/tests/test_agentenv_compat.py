@@ -1,5 +1,9 @@
 """The steps of AgentENV's own compatibility check, in our words."""
 
+# The SDK leaves some of its types open.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import time

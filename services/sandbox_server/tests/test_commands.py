@@ -1,3 +1,6 @@
+# The SDK leaves some of its types open.
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import threading
