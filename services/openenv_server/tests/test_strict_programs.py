@@ -434,6 +434,25 @@ SAME = {
         print([x for r in m for x in r], sum(x for r in m for x in r), {k: v for k, v in [(1, 2)]})
         print({x % 2 for x in range(5)}, list(x * y for x in range(3) for y in range(2) if x))
     """,
+    "generator_expressions": """
+        import itertools
+        x = 3
+        g = (i * k for i in range(x))
+        x, k = 99, 10
+        print(list(g))
+        g = ((i, j) for i in range(x) if i < 3 for j in range(y) if i + j)
+        x, y = 0, 2
+        print(list(g))
+        seen = []
+        def note(v):
+            seen.append(v)
+            return v
+        g = (note(a + b + c) for a in itertools.count() for b in range(2) for c in "x" for c in [1])
+        print(seen, next(g), next(g), seen)
+        try: (i for i in 5)
+        except TypeError as e: print(e)
+        print(sum(i for i in range(4)), max((len(w), w) for w in ["a", "bb"]), any(v for v in []))
+    """,
     "augmented_target_once": """
         log = []
         def key():
@@ -694,6 +713,13 @@ REFUSED = {
         except AttributeError: print("swallowed")
     """,
     "attrgetter": "import operator\nprint(operator.attrgetter('real')(1))",
+    "nonlocal_in_a_class": """
+        x = 1
+        class A:
+            global x
+            x = 2
+        print(x)
+    """,
     "open_a_file": "print(open('x'))",
     "operating_system": "import os\nprint(os.name)",
 }

@@ -24,6 +24,8 @@ from openenv_server.strict.variables import GLOBAL, LOCAL, NONLOCAL
 
 __all__ = ["Definitions"]
 
+_NOT_IN_CLASS = (ast.Import, ast.ImportFrom, ast.Delete, ast.Global, ast.Nonlocal)
+
 
 class Definitions(Flow):
     """Functions and classes."""
@@ -55,7 +57,7 @@ class Definitions(Flow):
         for decorator in reversed(decorators):
             made = ast.Call(func=load(decorator), args=[made], keywords=[])
         function = ast.FunctionDef(
-            name=name, args=flat(signature), body=body, decorator_list=[], returns=None
+            name=name, args=flat(signature.parameters), body=body, decorator_list=[], returns=None
         )
         return [*before, function, assign(bind_to, made)]
 
@@ -140,7 +142,7 @@ class Definitions(Flow):
                     self._field(statement, fields, statement.target.id)
                     if statement.value is None:
                         continue
-                if isinstance(statement, ast.Import | ast.ImportFrom | ast.Delete):
+                if isinstance(statement, _NOT_IN_CLASS):
                     raise RefusedError(statement, "this statement is not possible in a class body")
                 names.update(dict.fromkeys(sorted(bound([statement]))))
                 made = self.block([rename.visit(statement)])

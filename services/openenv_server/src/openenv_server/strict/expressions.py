@@ -57,7 +57,7 @@ class Expressions(Scope):
         for name in signature.parameters:
             self.check_binding(node, name)
         defaults = [self.visit(default) for default in defaults]
-        plain = ast.Lambda(args=flat(signature), body=self.visit(node.body))
+        plain = ast.Lambda(args=flat(signature.parameters), body=self.visit(node.body))
         made = call(
             "function",
             constant(("<lambda>", f"{self.path}<lambda>", None)),
@@ -156,11 +156,27 @@ class Expressions(Scope):
         return self._comprehension(node)
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
-        made = self._comprehension(node)
-        if len(node.generators) == 1:
-            return made
-        whole = ast.ListComp(elt=node.elt, generators=node.generators)
-        return ast.copy_location(call("iter", whole), node)
+        self._comprehension(node)
+        first, *others = node.generators
+        iterable = self.hidden("iterable")
+        # The first iterable is evaluated here, the rest when items are asked for.
+        opened = ast.Call(func=load("iter@"), args=[first.iter], keywords=[])
+        first.iter = load(iterable)
+        if others:  # the interpreter takes several `for` as one after the other
+            inner = ast.GeneratorExp(elt=node.elt, generators=others)
+            node = ast.GeneratorExp(elt=self._nested(inner), generators=[first])
+            made: ast.expr = call("chain", node)
+        else:
+            made = node
+        lazy = ast.Lambda(args=flat([iterable]), body=made)
+        return ast.copy_location(ast.Call(func=lazy, args=[opened], keywords=[]), node)
+
+    def _nested(self, node: ast.GeneratorExp) -> ast.expr:
+        first, *others = node.generators
+        if not others:
+            return node
+        inner = ast.GeneratorExp(elt=node.elt, generators=others)
+        return call("chain", ast.GeneratorExp(elt=self._nested(inner), generators=[first]))
 
     def _comprehension(
         self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp

@@ -117,11 +117,11 @@ def signature(args: ast.arguments) -> tuple[inspect.Signature, list[ast.expr]]:
     return inspect.Signature(found), values
 
 
-def flat(signature: inspect.Signature) -> ast.arguments:
+def flat(names: Iterable[str]) -> ast.arguments:
     """Every parameter as a plain one: the helper binds the arguments and passes all of them."""
     return ast.arguments(
         posonlyargs=[],
-        args=[ast.arg(arg=name) for name in signature.parameters],
+        args=[ast.arg(arg=name) for name in names],
         kwonlyargs=[],
         kw_defaults=[],
         defaults=[],

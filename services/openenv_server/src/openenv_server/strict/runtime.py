@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 import operator
 import types
 from collections.abc import Iterable, Mapping
@@ -50,6 +51,7 @@ def helpers(names: Names, seed: int | None) -> dict[str, Any]:
         "repr": repr,
         "ascii": ascii,
         "iter": iter,
+        "chain": itertools.chain.from_iterable,
         "list_of": _list_of,
         "tuple_of": _tuple_of,
         "set_of": _set_of,
