@@ -20,6 +20,7 @@ from twinkle_agentic.protocol import (
     RetryPolicy,
     SamplingParams,
 )
+from twinkle_agentic.protocol.reply import error_of
 from twinkle_agentic.protocol.retry import parse_retry_after
 from twinkle_agentic.protocol.transport import connection_limit, proxy_for
 
@@ -239,6 +240,52 @@ def test_context_length_has_its_own_error(api: Any) -> None:
     trajectory: Any = {"messages": [*HELLO["messages"], {"role": "assistant", "content": "x"}]}
     with pytest.raises(ContextLengthError, match="2048 tokens"):
         api("context")(trajectory, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "context"),
+    [
+        (400, {"message": "x", "code": "context_length_exceeded"}, True),  # OpenAI
+        (
+            400,
+            {"message": "This model's maximum context length is 2048 tokens. However, ..."},
+            True,
+        ),
+        (
+            400,
+            {"message": "The decoder prompt (length 9) is longer than the maximum model length"},
+            True,
+        ),
+        (
+            400,
+            {"message": "The input (9 tokens) is longer than the model's context length (8)"},
+            True,
+        ),  # SGLang
+        (
+            400,
+            {"message": "exceeds the available context size", "type": "exceed_context_size_error"},
+            True,
+        ),  # llama.cpp
+        (422, {"message": "`inputs` tokens + `max_new_tokens` must be <= 4096"}, True),  # TGI
+        (400, "prompt is too long: 9 tokens > 8 maximum", True),
+        (400, {"message": "max_tokens=5000 cannot be greater than max_model_len=2048."}, False),
+        (400, {"message": "Invalid value for temperature"}, False),
+        (500, {"message": "maximum context length"}, False),
+        (429, {"message": "too many tokens per minute"}, False),
+    ],
+)
+def test_servers_say_in_many_ways_that_a_prompt_is_too_long(
+    status: int, error: Any, context: bool
+) -> None:
+    found = error_of(status, {}, json.dumps({"error": error}).encode())
+    assert isinstance(found, ContextLengthError) is context
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[1]", b"null", b'{"detail": "d"}', b"\xff", b"[" * 99999]
+)
+def test_any_error_body_gives_an_error_with_its_status(body: bytes) -> None:
+    assert str(error_of(503, {}, body)).startswith("HTTP 503: ")
 
 
 def test_nobody_listening_is_a_connection_error() -> None:

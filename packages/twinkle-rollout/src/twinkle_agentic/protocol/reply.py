@@ -36,6 +36,8 @@ _CONTEXT_WORDS = (
     "exceeds the maximum number of tokens",
     "tokens + `max_new_tokens` must be",
 )
+# The setting is too large for any prompt: an error of the caller, not a long conversation.
+_SETTING_WORDS = "cannot be greater than max_model_len"
 _PASSING_STATUSES = frozenset({408, 409, 429})  # and 5xx
 
 
@@ -130,9 +132,8 @@ def _in_band_error(error: Any, headers: dict[str, str]) -> ApiStatusError:
 def _classified(status: int, text: str, code: str, retry_after_s: float | None) -> ApiStatusError:
     message = f"HTTP {status}: {text}"
     low = text.lower()
-    if status in (200, 400, 413, 422) and (
-        code in _CONTEXT_CODES or any(words in low for words in _CONTEXT_WORDS)
-    ):
+    says_so = code in _CONTEXT_CODES or any(words in low for words in _CONTEXT_WORDS)
+    if status in (200, 400, 413, 422) and says_so and _SETTING_WORDS not in low:
         return ContextLengthError(message, status=status)
     if status == 429:
         # A used-up quota does not come back within a request's time.

@@ -37,7 +37,7 @@ def token_turn(
     elif not _are_ids(prompt_token_ids) or not _are_ids(token_ids):
         problem = "token ids that are no whole numbers >= 0"
     elif logprobs is not None and not all(_is_logprob(value) for value in logprobs):
-        problem = "log probabilities that are no finite numbers"
+        problem = "log probabilities that are no finite numbers <= 0"
     elif logprobs is not None and token_ids is not None and len(logprobs) != len(token_ids):
         problem = f"{len(token_ids)} token ids, but {len(logprobs)} log probabilities"
     return {
@@ -54,4 +54,5 @@ def _are_ids(ids: list[Any] | None) -> bool:
 
 
 def _is_logprob(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value <= 0
