@@ -265,7 +265,8 @@ def test_dead_driver_leaves_no_worker_behind(
 
 
 @pytest.mark.slow
-def test_pool_starts_and_ends_ray_by_itself_without_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("home", ["empty", "read-only"])
+def test_pool_starts_and_ends_ray_by_itself_without_settings(home: str, tmp_path: Path) -> None:
     script = """
     import os
     from twinkle_agentic.envs.openenv.pool import EnvPool
@@ -279,7 +280,8 @@ def test_pool_starts_and_ends_ray_by_itself_without_settings(tmp_path: Path) -> 
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        env={**environment, "HOME": str(tmp_path)},  # a home without any token of Ray's
+        # A home without the token that Ray keeps there.
+        env={**environment, "HOME": str(tmp_path) if home == "empty" else "/proc/nowhere"},
         capture_output=True,
         text=True,
         timeout=110,

@@ -8,6 +8,7 @@ import importlib
 import logging
 import math
 import os
+import secrets
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["RayWorkers", "import_ray"]
 
 _PING_TIMEOUT_S = 5.0
+_TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 _OBJECT_STORE_BYTES = 256 * 2**20  # of a Ray that the pool starts; what crosses is text
 _ACTOR_OPTIONS: dict[str, Any] = {
     "max_restarts": -1,
@@ -190,15 +192,29 @@ def _init_ray(ray: Any, cpus_needed: float, ray_options: Mapping[str, Any]) -> N
     """Join the cluster that RAY_ADDRESS or this machine offers, else start a small local one."""
     started = time.monotonic()
     if ray_options:
-        ray.init(**ray_options)
+        _init_with_token(ray, ray_options)
         return
     try:
         ray.init(address="auto")
     except ConnectionError:
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, math.ceil(cpus_needed)),
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-        )
+        local = {
+            "address": "local",
+            "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus_needed)),
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+        }
+        _init_with_token(ray, local)
     logger.info("Ray is ready after %.1f s", time.monotonic() - started)
+
+
+def _init_with_token(ray: Any, options: Mapping[str, Any]) -> None:
+    """Start Ray, which writes its token to the home directory, also where that is read-only."""
+    try:
+        ray.init(**options)
+    except ConnectionError:
+        raise
+    except OSError:
+        if _TOKEN_VARIABLE in os.environ:
+            raise
+        os.environ[_TOKEN_VARIABLE] = secrets.token_hex(32)  # the processes of Ray inherit it
+        ray.init(**options)

@@ -1,0 +1,329 @@
+"""`EnvPool` next to bare Ray actors and to the pool of twinkle-kit: slot steps per second.
+
+    python benchmarks/env_pool.py
+    python benchmarks/env_pool.py --workers 2 8 --repeat 5 --kit-python KIT/bin/python
+    python benchmarks/env_pool.py --sizes 64 512 4096
+    python benchmarks/env_pool.py --recovery
+
+Three kinds of callers over 64 slots: one thread (`serial`), 32 threads (`threads`), and one call
+for all 64 slots (`batch`; bare Ray: 64 calls at once, then one `get`). An environment that answers
+at once, and one that takes 10 ms. Bare Ray is the plain actor for the first and one with a thread
+per slot for the second. Each measurement is a process of its own with its own local Ray, the
+implementations in turn, and the median of `--repeat` rounds is shown: compare the figures of one
+run only.
+
+`--kit-python` names the interpreter of an environment with `twinkle-kit` 0.5.1 and the same Ray, to
+run its pool (`initialize(mode="ray", lazy_collect=False)`) next to ours. `--sizes` measures what a
+step costs in pools of these sizes, `--recovery` how long a killed worker is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SLOTS = 64
+THREADS = 32
+ACTION = {"action": "hit"}
+DELAYS_S = {"instant": 0.0, "10 ms": 0.01}
+CALLERS = ("serial", "threads", "batch")
+ENV_KWARGS: dict[str, Any] = {"env_cls": "pool_tick:Tick"}
+
+Step = Callable[[int], Any]
+Batch = Callable[[list[int]], Any]
+
+
+def start_ray() -> Any:
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=64,  # twinkle-kit wants four for each of its workers; the others do not mind
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+    )
+    return ray
+
+
+def ours(workers: int, delay_s: float, slots: int) -> tuple[Step, Batch, Callable[[], None]]:
+    from twinkle_agentic.envs.openenv import EnvPool
+
+    pool = EnvPool(
+        slots,
+        env_kwargs={**ENV_KWARGS, "env_kwargs": {"delay_s": delay_s}},
+        num_workers=workers,
+        num_cpus=0.01,
+    )
+    pool.reset_batch(range(slots))
+
+    def batch(indices: list[int]) -> Any:
+        return pool.step_batch(indices, ["play"] * len(indices), [ACTION] * len(indices))
+
+    return lambda slot: pool.step(slot, "play", ACTION), batch, pool.close
+
+
+def bare(workers: int, delay_s: float, slots: int) -> tuple[Step, Batch, Callable[[], None]]:
+    import ray
+    from pool_tick import Tick
+
+    class Actor:
+        def __init__(self) -> None:
+            self.envs = [Tick(delay_s) for _ in range(slots)]
+
+        def step(self, slot: int, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            result = self.envs[slot].step(arguments)
+            return {"observation": result.observation, "reward": result.reward, "done": result.done}
+
+    remote: Any = ray.remote(num_cpus=0.01, max_concurrency=-(-slots // workers) if delay_s else 1)
+    actors: list[Any] = [remote(Actor).remote() for _ in range(workers)]
+
+    def submit(slot: int) -> Any:
+        return actors[slot % workers].step.remote(slot, "play", ACTION)
+
+    def close() -> None:
+        for actor in actors:
+            ray.kill(actor)
+
+    return (
+        lambda slot: ray.get(submit(slot)),
+        lambda indices: ray.get([submit(slot) for slot in indices]),
+        close,
+    )
+
+
+def kit(workers: int, delay_s: float, slots: int) -> tuple[Step, Batch, Callable[[], None]]:
+    from twinkle_agentic.envs.openenv import EnvPool
+
+    twinkle_: Any = importlib.import_module("twinkle")
+    twinkle_.initialize(
+        mode="ray",
+        groups=[twinkle_.DeviceGroup(name="env", ranks=workers, device_type="CPU")],
+        ncpu_proc_per_node=workers,
+        lazy_collect=False,
+    )
+    mesh = twinkle_.DeviceMesh.from_sizes(world_size=workers, dp_size=workers, device_type="CPU")
+    make: Any = EnvPool
+    pool: Any = make(
+        pool_size=slots,
+        device_mesh=mesh,
+        env_kwargs={**ENV_KWARGS, "env_kwargs": {"delay_s": delay_s}},
+        remote_group="env",
+    )
+    pool.reset_batch(list(range(slots)))
+
+    def batch(indices: list[int]) -> Any:
+        return pool.step_batch(indices, ["play"] * len(indices), [ACTION] * len(indices))
+
+    return lambda slot: pool.step(slot, "play", ACTION), batch, pool.close
+
+
+IMPLEMENTATIONS = {"ours": ours, "ray": bare, "kit": kit}
+
+
+def rate(act: Callable[[int], int], seconds: float) -> float:
+    """Call `act(round)`, which returns how many steps it made, and return steps per second."""
+    act(0)
+    started, steps, number = time.perf_counter(), 0, 0
+    while (spent := time.perf_counter() - started) < seconds:
+        number += 1
+        steps += act(number)
+    return steps / spent
+
+
+def measure(step: Step, batch: Batch, slots: int, seconds: float) -> dict[str, float]:
+    everything = list(range(slots))
+
+    def serial(number: int) -> int:
+        step(number % slots)
+        return 1
+
+    def threads() -> float:
+        deadline = time.perf_counter() + seconds
+
+        def play(first: int) -> int:
+            count = 0
+            while time.perf_counter() < deadline:
+                step((first + count * THREADS) % slots)
+                count += 1
+            return count
+
+        with ThreadPoolExecutor(THREADS) as callers:
+            started = time.perf_counter()
+            return sum(callers.map(play, range(THREADS))) / (time.perf_counter() - started)
+
+    def whole(_: int) -> int:
+        batch(everything)
+        return slots
+
+    return {"serial": rate(serial, seconds), "threads": threads(), "batch": rate(whole, seconds)}
+
+
+def child(name: str, workers: int, delay: str, slots: int, seconds: float) -> None:
+    start_ray()
+    started = time.perf_counter()
+    step, batch, close = IMPLEMENTATIONS[name](workers, DELAYS_S[delay], slots)
+    ready = time.perf_counter() - started
+    rates = measure(step, batch, slots, seconds)
+    sys.stdout.write("RESULT " + json.dumps({**rates, "start": ready}) + "\n")
+    sys.stdout.flush()
+    close()
+
+
+def run(
+    python: str, name: str, workers: int, delay: str, slots: int, seconds: float
+) -> dict[str, float]:
+    """Measure in a process of its own."""
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [python, __file__, "--child", name, str(workers), delay, str(slots), str(seconds)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    raise RuntimeError(f"{name} with {workers} workers failed:\n{done.stdout}\n{done.stderr}")
+
+
+def median(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    pythons = {"ours": sys.executable, "ray": sys.executable}
+    if arguments.kit_python:
+        pythons["kit"] = arguments.kit_python
+    for delay in arguments.delays:
+        table = Table(title=f"steps/s, {SLOTS} slots, environment: {delay}")
+        for heading in ("workers", "callers", "ours", "bare Ray", "twinkle-kit", "x Ray", "x kit"):
+            table.add_column(heading, justify="left" if heading == "callers" else "right")
+        for workers in arguments.workers:
+            rounds: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
+            for _ in range(arguments.repeat):
+                for name, python in pythons.items():
+                    rounds[name].append(run(python, name, workers, delay, SLOTS, arguments.seconds))
+            figures = {name: median(each) for name, each in rounds.items()}
+            for callers in CALLERS:
+                mine, rays = figures["ours"][callers], figures["ray"][callers]
+                kits = figures["kit"][callers] if "kit" in figures else None
+                table.add_row(
+                    str(workers),
+                    callers,
+                    f"{mine:,.0f}",
+                    f"{rays:,.0f}",
+                    "-" if kits is None else f"{kits:,.0f}",
+                    f"{mine / rays:.2f}",
+                    "-" if kits is None else f"{mine / kits:.2f}",
+                )
+        Console(width=100).print(table)
+
+
+def sizes(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    workers = 4
+    table = Table(
+        title=f"cost of one step against the size of the pool, {workers} workers, instant"
+    )
+    for heading in ("slots", "start s", "serial us", "threads us", "batch of all us"):
+        table.add_column(heading, justify="right")
+    for slots in arguments.sizes:
+        figures = median(
+            [
+                run(sys.executable, "ours", workers, "instant", slots, arguments.seconds)
+                for _ in range(arguments.repeat)
+            ]
+        )
+        table.add_row(
+            str(slots),
+            f"{figures['start']:.1f}",
+            *(f"{1e6 / figures[callers]:,.0f}" for callers in CALLERS),
+        )
+    Console(width=100).print(table)
+
+
+def recovery(arguments: argparse.Namespace) -> None:
+    """Kill a worker with 16 slots in flight: seconds until they return, and until they play again."""
+    from rich.console import Console
+    from rich.table import Table
+
+    start_ray()
+    from twinkle_agentic.envs.openenv import EnvPool
+
+    table = Table(title="worker killed with 16 slots in flight, one of 2 workers")
+    for heading in ("round", "16 results after s", "16 resets after s", "other worker's steps/s"):
+        table.add_column(heading, justify="right")
+    kwargs = {**ENV_KWARGS, "env_kwargs": {"delay_s": 5.0}}
+    fast = {**ENV_KWARGS, "env_kwargs": {"delay_s": 0.0}}
+    for number in range(arguments.repeat):
+        with (
+            EnvPool(16, env_kwargs=kwargs, num_workers=1, num_cpus=0.01) as pool,
+            EnvPool(16, env_kwargs=fast, num_workers=1, num_cpus=0.01) as other,
+            ThreadPoolExecutor(16) as threads,
+        ):
+            pool.reset_batch(range(16))
+            other.reset_batch(range(16))
+            calls = [threads.submit(pool.step, slot, "play", ACTION) for slot in range(16)]
+            while pool.stats()[0].busy < 16:
+                pass
+            started = time.perf_counter()
+            os.kill(pool.stats()[0].pid or 0, signal.SIGKILL)
+            steps = 0
+            while not all(call.done() for call in calls):
+                other.step(0, "play", ACTION)
+                steps += 1
+            returned = time.perf_counter() - started
+            assert all(call.result().info["error_kind"] == "env" for call in calls)
+            pool.reset_batch(range(16))
+            table.add_row(
+                str(number + 1),
+                f"{returned:.1f}",
+                f"{time.perf_counter() - started:.1f}",
+                f"{steps / returned:,.0f}",
+            )
+    Console(width=100).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--delays", nargs="+", default=list(DELAYS_S), choices=list(DELAYS_S))
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="*", help="measure pools of these sizes instead")
+    parser.add_argument("--recovery", action="store_true", help="measure a killed worker instead")
+    parser.add_argument("--kit-python", help="interpreter with twinkle-kit 0.5.1 and Ray")
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        name, workers, delay, slots, seconds = arguments.child
+        child(name, int(workers), delay, int(slots), float(seconds))
+    elif arguments.recovery:
+        recovery(arguments)
+    elif arguments.sizes is not None:
+        sizes(arguments)
+    else:
+        compare(arguments)
+
+
+if __name__ == "__main__":
+    main()
