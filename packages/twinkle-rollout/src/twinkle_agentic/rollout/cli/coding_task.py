@@ -7,7 +7,7 @@ from typing import Any
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import TwinkleEnvError
-from twinkle_agentic.envs.openenv import OpenEnvClient
+from twinkle_agentic.envs.openenv import ActionRefusedError, OpenEnvClient, ServerError
 from twinkle_agentic.tools.types import ToolInfo, Trajectory, user_data_dict
 
 __all__ = ["CodingTaskEnv"]
@@ -64,11 +64,12 @@ class CodingTaskEnv(Env):
             ValueError: The trajectory's `user_data` has no `tests`.
             TwinkleEnvError: The server gave no episode.
         """
-        tests = user_data_dict(trajectory).get("tests")
+        data = user_data_dict(trajectory)
+        tests = data.pop("tests", None)  # the grader's, never the server's business
         if not isinstance(tests, str) or not tests.strip():
             raise ValueError(f"a coding task needs user_data['tests'], found {tests!r}")
         self._tests = tests
-        await self.client.areset()
+        await self.client.areset({"user_data": data})
         return StepResult()
 
     async def astep(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
@@ -86,7 +87,11 @@ class CodingTaskEnv(Env):
             return result
         try:
             return await self._score(code)
-        except TwinkleEnvError as error:  # the server's fault, not the solution's
+        except (ActionRefusedError, ServerError) as error:
+            # Too large, say, or refused by the server: the model may hand in something else.
+            lives = isinstance(error, ActionRefusedError) or error.session_lives
+            return StepResult.failed(error, done=not lives)
+        except TwinkleEnvError as error:  # the session is gone: our fault, not the solution's
             return StepResult.failed(error)
 
     async def _score(self, code: str) -> StepResult:

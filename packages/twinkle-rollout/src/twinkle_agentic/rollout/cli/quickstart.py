@@ -43,7 +43,9 @@ def quickstart(
         ("twinkle_agentic.envs.openenv", "twinkle-envs-openenv"),
     ):
         if find_spec(module) is None:
-            raise RefusedError(f"quickstart needs {distribution}: run `pip install {distribution}`")
+            raise RefusedError(
+                f"quickstart needs {distribution}: run `pip install 'twinkle-rollout[quickstart]'`"
+            )
     from twinkle_agentic.protocol.openai import OpenAI
     from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
     from twinkle_agentic.rollout.cli.execution import execute
