@@ -46,8 +46,7 @@ Batch = Callable[[list[int]], Any]
 
 
 def start_ray() -> Any:
-    import ray
-
+    ray: Any = importlib.import_module("ray")
     ray.init(
         address="local",
         num_cpus=64,  # twinkle-kit wants four for each of its workers; the others do not mind
@@ -76,8 +75,9 @@ def ours(workers: int, delay_s: float, slots: int) -> tuple[Step, Batch, Callabl
 
 
 def bare(workers: int, delay_s: float, slots: int) -> tuple[Step, Batch, Callable[[], None]]:
-    import ray
     from pool_tick import Tick
+
+    ray: Any = importlib.import_module("ray")
 
     class Actor:
         def __init__(self) -> None:
@@ -262,7 +262,7 @@ def sizes(arguments: argparse.Namespace) -> None:
 
 
 def recovery(arguments: argparse.Namespace) -> None:
-    """Kill a worker with 16 slots in flight: seconds until they return, and until they play again."""
+    """Kill a worker with 16 slots in flight: how long until they return, and play again."""
     from rich.console import Console
     from rich.table import Table
 
