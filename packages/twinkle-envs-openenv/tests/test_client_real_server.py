@@ -235,7 +235,7 @@ def test_task_data_that_is_no_json_is_left_out_and_listed(client: Client) -> Non
     with client() as env:
         result = env.reset({"user_data": {"checker": object(), "greeting": "hi"}})
         assert result.observation.startswith("hi")
-        assert result.info["reset_skipped"] == ["checker"]
+        assert result.info["reset_not_taken"] == ["checker"]
 
 
 def test_reset_that_raises_is_an_error_and_the_session_lives(client: Client) -> None:
@@ -557,9 +557,22 @@ def test_unknown_reset_argument_is_the_environments_own_complaint(
         OpenEnvClient("no_such_package", base_url=url) as env,
         pytest.raises(ServerError, match="it takes seed, episode_id"),
     ):
-        env.reset({"user_data": {"wordlength": 5}})
+        env.reset({"user_data": {"reset_kwargs": {"wordlength": 5}}})
+
+
+def test_labels_for_the_grader_are_left_out_where_the_environment_does_not_know_them(
+    openenv_ports: dict[str, int],
+) -> None:
+    url = f"http://127.0.0.1:{openenv_ports['word_game']}"
+    data = {"answer": "crane", "tests": "assert 1", "word_length": 4}
+    with OpenEnvClient("no_such_package", base_url=url) as env:
+        result = env.reset({"user_data": data})
+        assert "4 letters" in result.observation
+        assert result.info["reset_not_taken"] == ["answer", "tests"]
+        with pytest.raises(ServerError, match="word_length is 99"):
+            env.reset({"user_data": {**data, "word_length": 99}})
     with OpenEnvClient("no_such_package", base_url=url, reset_keys=["word_length"]) as env:
-        env.reset({"user_data": {"answer": "for the grader", "word_length": 4}})
+        assert "reset_not_taken" not in env.reset({"user_data": data}).info
 
 
 def test_server_killed_in_a_step_and_started_again(start_servers: Any) -> None:

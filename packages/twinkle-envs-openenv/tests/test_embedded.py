@@ -118,6 +118,9 @@ def test_package_is_found_by_type(word_game_package: str) -> None:
         result = env.reset({"user_data": {"seed": 3, "episode_id": "g1", "word_length": 4}})
         assert "4 letters" in result.observation
         assert env.env.state.episode_id == "g1"
+        labelled = {"user_data": {"answer": "crane", "word_length": 4}}
+        assert env.reset(labelled).info["reset_not_taken"] == ["answer"]
+        assert env.env.state.word_length == 4
         step = env.step("any", {"guess": "crane"})
         assert step.error is None
         assert type(env.last_result).__name__ == "WordGameObservation"
@@ -179,7 +182,9 @@ def test_registered_tool_runs_beside_the_environment(env: OpenEnv) -> None:
 
 def test_trajectory_reaches_the_environment(env: OpenEnv) -> None:
     data = {"seed": 7, "episode_id": "e7", "greeting": "hello", "tests": "for the grader"}
-    assert env.reset({"user_data": data}).observation == "hello seed=7"
+    result = env.reset({"user_data": data})
+    assert result.observation == "hello seed=7"
+    assert result.info["reset_not_taken"] == ["tests"]
     assert env.env.state.episode_id == "e7"
 
 

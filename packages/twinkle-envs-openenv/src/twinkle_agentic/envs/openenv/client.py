@@ -20,12 +20,16 @@ from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter
 from twinkle_agentic.envs.openenv.address import ServerAddress
 from twinkle_agentic.envs.openenv.client_settings import link_settings
 from twinkle_agentic.envs.openenv.connection import Begun, ServerConnection
-from twinkle_agentic.envs.openenv.errors import ActionRefusedError
+from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
 from twinkle_agentic.envs.openenv.hop import on_background
 from twinkle_agentic.envs.openenv.local_tools import Handler
 from twinkle_agentic.envs.openenv.protocol import MAX_ACTION_BYTES, MessageType, encode
 from twinkle_agentic.envs.openenv.rendering import mcp_error, start_error
-from twinkle_agentic.envs.openenv.reset_kwargs import ResetKwargs, collect_reset_kwargs
+from twinkle_agentic.envs.openenv.reset_kwargs import (
+    ResetKwargs,
+    collect_reset_kwargs,
+    refused_names,
+)
 from twinkle_agentic.envs.openenv.sync_face import SessionClient
 from twinkle_agentic.envs.text import MAX_TEXT_CHARS
 from twinkle_agentic.tools.threads import current_pool, run_blocking
@@ -193,8 +197,8 @@ class OpenEnvClient(Adapter):
 
         Returns:
             The first observation. `info`: `metadata`, `client_class` (`None` where plain dicts are
-            used, and `client_note` says why), `reset_unverified` and `reset_skipped` where there is
-            something to say.
+            used, and `client_note` says why), `reset_unverified` and `reset_not_taken` where there
+            is something to say.
 
         Raises:
             CapacityError: The server stayed full for `capacity_timeout_s`.
@@ -203,14 +207,14 @@ class OpenEnvClient(Adapter):
             EnvError: The environment could not be built, raised, or ignored the `episode_id`.
             ActionRefusedError: The arguments are no JSON, too large, or were refused.
         """
-        frame, kwargs, skipped = self._reset_frame(trajectory)
-        return self._begun(run_sync(self._begin(frame, kwargs.explicit)), skipped)
+        kwargs, left_out = self._reset_arguments(trajectory)
+        return self._begun(run_sync(self._begin(kwargs, left_out)), left_out)
 
     async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode; as `reset`, without blocking the event loop."""
-        frame, kwargs, skipped = self._reset_frame(trajectory)
-        begun = await on_background(self._begin(frame, kwargs.explicit))
-        return self._begun(begun, skipped)
+        kwargs, left_out = self._reset_arguments(trajectory)
+        begun = await on_background(self._begin(kwargs, left_out))
+        return self._begun(begun, left_out)
 
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one tool; never raises for what the model, the environment or the network does.
@@ -282,8 +286,7 @@ class OpenEnvClient(Adapter):
         Raises as `reset`.
         """
         self._episode.lose("the reset failed")
-        frame = encode(MessageType.RESET, dict(kwargs), max_bytes=self._max_action_bytes)
-        self._begun(run_sync(self._begin(frame, kwargs)), [])
+        self._begun(run_sync(self._begin(ResetKwargs(explicit=dict(kwargs)), [])), [])
         return self._last_result
 
     def state(self) -> Any:
@@ -317,25 +320,38 @@ class OpenEnvClient(Adapter):
     def _own_tools(self) -> list[ToolInfo]:
         return (self._server.offered or []) if self._tools is None else self._tools
 
-    def _reset_frame(self, trajectory: Trajectory | None) -> tuple[bytes, ResetKwargs, list[str]]:
+    def _reset_arguments(self, trajectory: Trajectory | None) -> tuple[ResetKwargs, list[str]]:
+        """Return the arguments of a reset, and the offered ones that cannot be sent."""
         # Whatever happens from here on, the old episode is over.
         self._episode.lose("the reset failed")
         kwargs = collect_reset_kwargs(
             self.reset_kwargs, cast("Mapping[str, Any] | None", trajectory), self._reset_keys
         )
-        offered = {name: value for name, value in kwargs.offered.items() if _is_json(value)}
-        skipped = sorted(kwargs.offered.keys() - offered.keys())
-        data = {**offered, **kwargs.explicit}
-        frame = encode(MessageType.RESET, data, max_bytes=self._max_action_bytes)
-        return frame, kwargs, skipped
+        unsendable = [name for name, value in kwargs.offered.items() if not _is_json(value)]
+        for name in unsendable:
+            del kwargs.offered[name]
+        return kwargs, unsendable
 
-    async def _begin(self, frame: bytes, explicit: Mapping[str, Any]) -> Begun:
-        begun = await self._server.begin(frame, explicit)
+    async def _begin(self, kwargs: ResetKwargs, left_out: list[str]) -> Begun:
+        """Start an episode; what the environment says it does not know is left out, and noted."""
+        while True:
+            data = {**kwargs.offered, **kwargs.explicit}
+            frame = encode(MessageType.RESET, data, max_bytes=self._max_action_bytes)
+            try:
+                begun = await self._server.begin(frame, kwargs.explicit)
+                break
+            except ServerError as error:
+                refused = refused_names(str(error), kwargs.offered) if error.session_lives else []
+                if not refused:
+                    raise
+                for name in refused:
+                    del kwargs.offered[name]
+                left_out.extend(refused)
         if (misfit := self._server.misfit(begun.data)) is not None:
             await self._server.use_plain_dicts(misfit)
         return begun
 
-    def _begun(self, begun: Begun, skipped: list[str]) -> StepResult:
+    def _begun(self, begun: Begun, left_out: list[str]) -> StepResult:
         if begun.ignored and self._strict_reset:
             raise EnvError(
                 f"the environment on {self.url} ignores {', '.join(map(repr, begun.ignored))} at "
@@ -357,7 +373,7 @@ class OpenEnvClient(Adapter):
             "client_note": self._server.binding_note,
             "reset_ignored": begun.ignored,
             "reset_unverified": begun.unverified,
-            "reset_skipped": skipped,
+            "reset_not_taken": sorted(left_out),
         }
         info.update({key: value for key, value in notes.items() if value})
         self._last_result = raw
