@@ -272,6 +272,17 @@ async def test_memory_of_all_processes_is_limited_without_cgroups() -> None:
             await sandbox.kill()
 
 
+async def test_disk_is_limited(sandbox: Sandbox) -> None:
+    fill = "i=0; while head -c 1M /dev/zero > ~/f$i; do i=$((i+1)); sleep 0.05; done; echo $i"
+    result = await sandbox.exec([*BASH, fill], timeout_s=60)
+    # A tmpfs is full at once; where there is none, the watch sees it within a second.
+    assert result.end.reason == "disk" or int(result.stdout) <= 16
+    with pytest.raises(GuestError) as caught:
+        await sandbox.write_file("one-more", b"x" * (2 << 20))
+    assert caught.value.code == "no_space"
+    await sandbox.exec([*BASH, "rm ~/f*"])
+
+
 async def test_processes_are_limited(sandbox: Sandbox) -> None:
     program = (
         "import os, time\n"

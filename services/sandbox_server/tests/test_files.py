@@ -195,8 +195,6 @@ def test_watch_of_a_missing_directory(sandbox: Sandbox) -> None:
 
 
 def test_a_full_disk_is_said_so(server: Server, sandbox: Sandbox) -> None:
-    if server.mode != "bubblewrap":
-        pytest.skip("without isolation only the length of one file is limited")
     with pytest.raises(NotEnoughSpaceException):
         sandbox.files.write("big", b"x" * (65 << 20))
     sandbox.files.remove("big")

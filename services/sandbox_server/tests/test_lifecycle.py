@@ -242,12 +242,26 @@ def test_unknown_template_is_an_error(server: Server) -> None:
         {"allow_internet_access": True},
         {"templateID": 7},
         {"volumeMounts": [{"name": "x"}]},
+        {"network": {"allowOut": ["1.2.3.4"]}},
+        {"autoResume": True},
     ],
 )
 def test_bad_create_requests(server: Server, message: dict[str, Any]) -> None:
     answer = httpx.post(f"{server.url}/v2/sandboxes", json=message)
     assert answer.status_code == 400
     assert answer.json()["message"]
+
+
+def test_no_network_is_a_promise_or_an_error(server: Server) -> None:
+    request = {"templateID": "base", "timeout": 60, "allow_internet_access": False}
+    answer = httpx.post(f"{server.url}/v2/sandboxes", json=request)
+    if server.mode == "process":
+        assert answer.status_code == 400
+        assert server.sandbox().get_info().allow_internet_access is True
+        return
+    url = f"{server.url}/sandboxes/{answer.json()['sandboxID']}"
+    assert httpx.get(url).json()["allowInternetAccess"] is False
+    assert httpx.delete(url).status_code == 204
 
 
 def test_idempotency_key(server: Server) -> None:

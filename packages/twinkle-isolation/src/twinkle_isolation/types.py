@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 IsolationMode = Literal["auto", "bubblewrap", "process"]
-EndReason = Literal["timeout", "output", "memory", "processes"]
+EndReason = Literal["timeout", "output", "memory", "processes", "disk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Limits:
             over all processes by a cgroup where one is writable, else by a watch ten times a
             second that kills the largest process.
         processes: Processes and threads at once.
-        disk_bytes: Files written, with isolation `bubblewrap` (a tmpfs, so it is memory of the
-            host too).
+        disk_bytes: Files written. With isolation `bubblewrap` the size of a tmpfs, so it is
+            memory of the host too; with `process` a watch that kills what writes more.
         shm_bytes: `/dev/shm` and System V shared memory.
         file_bytes: The longest single file. `None`: no limit with `bubblewrap`, `disk_bytes` with
             `process`.

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from sandbox_server.copies import save_files
 from sandbox_server.errors import ApiError
 from sandbox_server.record import SandboxRecord
 from sandbox_server.templates import BuildState, Template
@@ -158,7 +159,7 @@ async def _build(
     if template is None:
         raise ApiError(404, f"template {build.template_id!r} was deleted during its build")
     old = template.archive
-    template.archive = await registry.save_files(record)
+    template.archive = await save_files(registry, record)
     template.env = dict(record.env)
     template.user = record.default_user
     template.workdir = record.default_cwd

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import resource
 import socket
 from pathlib import Path
 from typing import Annotated, Literal
@@ -110,6 +111,9 @@ def serve(
         templates=("base", *(template or ())),
         data_dir=data_dir,
     )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:  # every sandbox and every client costs descriptors
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio turns off Nagle's algorithm (40 ms per small answer).
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

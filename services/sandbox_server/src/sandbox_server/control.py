@@ -12,10 +12,12 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from sandbox_server.config import ENVD_VERSION
+from sandbox_server.copies import fork
+from sandbox_server.create_request import CreateRequest, checked_timeout
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request, Response, json_response
 from sandbox_server.record import SandboxRecord
-from sandbox_server.registry import CreateRequest, Registry, checked_timeout
+from sandbox_server.registry import Registry
 from sandbox_server.template_routes import TEMPLATE_ROUTES, Route
 
 __all__ = ["serve_control"]
@@ -103,7 +105,7 @@ async def _create(registry: Registry, request: Request, match: re.Match[str]) ->
     message = await request.json(registry.config.max_request_bytes)
     v2 = match["v2"] is not None
     default = registry.config.default_timeout_s if v2 else _V1_DEFAULT_TIMEOUT_S
-    wanted = CreateRequest(message, registry.config, default)
+    wanted = CreateRequest(message, registry.config, default, isolation=registry.isolation)
     key = request.headers.get("idempotency-key")
     secure = v2 or bool(message.get("secure"))
     record = await registry.create(wanted, secure=secure, key=key, message=message)
@@ -250,7 +252,7 @@ async def _fork(registry: Registry, request: Request, match: re.Match[str]) -> R
         message.get("timeout", registry.config.default_timeout_s), registry.config
     )
     answers: list[dict[str, Any]] = []
-    for result in await registry.fork(record, count, timeout):
+    for result in await fork(registry, record, count, timeout):
         if isinstance(result, ApiError):
             answers.append({"error": {"code": result.status, "message": result.message}})
         else:

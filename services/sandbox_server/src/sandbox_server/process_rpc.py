@@ -23,6 +23,7 @@ __all__ = ["ProcessService"]
 _DEFAULT_KEEPALIVE_S = 90.0
 _REASONS = {
     "output": "killed: more output than the server allows for one command",
+    "disk": "killed: the sandbox's files are over its disk limit",
     "memory": "killed: the sandbox used more memory than it may",
     "processes": "killed: the sandbox had more processes than it may",
 }

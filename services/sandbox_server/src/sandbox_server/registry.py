@@ -6,84 +6,33 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import json
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sandbox_server.config import ServerConfig
+from sandbox_server.create_request import CreateRequest
 from sandbox_server.errors import ApiError
+from sandbox_server.idempotency import IdempotencyKeys
 from sandbox_server.metrics import Metrics
 from sandbox_server.record import SandboxRecord
 from sandbox_server.templates import Template, TemplateStore, new_id
-from sandbox_server.values import as_object, as_text, as_texts
-from twinkle_isolation import Launcher, SandboxLostError, SandboxSpec, SandboxStartError
+from twinkle_isolation import (
+    GuestError,
+    Launcher,
+    SandboxLostError,
+    SandboxSpec,
+    SandboxStartError,
+)
 
 logger = logging.getLogger(__name__)
-__all__ = ["CreateRequest", "Registry"]
+__all__ = ["Registry"]
 
 _TICK_S = 0.25
 _RESUMED_TIMEOUT_S = 300.0
 _START_SETTLE_S = 0.2
-_MAX_IDEMPOTENCY_KEYS = 4096
-_KEY_LIFETIME_S = 900.0
-_MAX_METADATA = 64 << 10
-
-
-class CreateRequest:
-    """A create request, checked.
-
-    Raises:
-        ApiError: Something in it is not possible (400).
-    """
-
-    def __init__(
-        self, message: dict[str, Any], config: ServerConfig, default_timeout_s: float
-    ) -> None:
-        self.template = as_text(message.get("templateID") or "base", "templateID")
-        self.timeout_s = checked_timeout(message.get("timeout", default_timeout_s), config)
-        self.metadata = as_texts(message.get("metadata"), "metadata", _MAX_METADATA)
-        self.env = as_texts(message.get("envVars"), "envVars")
-        self.auto_pause = bool(message.get("autoPause", False))
-        self.auto_resume = bool(as_object(message.get("autoResume"), "autoResume").get("enabled"))
-        internet = message.get("allow_internet_access", message.get("allowInternetAccess"))
-        self.network = config.network if internet is None else bool(internet)
-        if self.network and not config.network:
-            raise ApiError(
-                400, "allow_internet_access=true: this server was started without --network"
-            )
-        if message.get("volumeMounts"):
-            raise ApiError(400, "volumeMounts are not supported by this server")
-        if message.get("mcp"):
-            raise ApiError(400, "mcp is not supported by this server")
-
-
-def checked_timeout(value: object, config: ServerConfig) -> float:
-    """Return a lifetime in seconds.
-
-    Raises:
-        ApiError: It is not a number in range (400).
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 <= value <= config.max_timeout_s
-    ):
-        raise ApiError(
-            400, f"timeout={value!r} is not a number of seconds in 0..{config.max_timeout_s:g}"
-        )
-    return float(value)
-
-
-class _KnownCreate(NamedTuple):
-    """A create with an idempotency key: what was asked, and what came of it."""
-
-    digest: str
-    result: asyncio.Future[SandboxRecord]
-    at: float
 
 
 class Registry:
@@ -103,7 +52,7 @@ class Registry:
             spare_spec=SandboxSpec(network=config.network, limits=config.limits),
         )
         self._starting = 0
-        self._keys: OrderedDict[str, _KnownCreate] = OrderedDict()
+        self._keys = IdempotencyKeys(self.spawn)
         self._secret = secrets.token_bytes(32)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
@@ -145,39 +94,7 @@ class Registry:
         """
         if key is None:
             return await self._create(request, secure=secure)
-        digest = hashlib.sha256(json.dumps(message, sort_keys=True).encode()).hexdigest()
-        self._forget_old_keys()
-        if key in self._keys:
-            known = self._keys[key]
-            if known.digest != digest:
-                raise ApiError(422, f"Idempotency-Key {key!r} was used for another request")
-            return await asyncio.shield(known.result)
-        future: asyncio.Future[SandboxRecord] = asyncio.get_running_loop().create_future()
-        self._keys[key] = _KnownCreate(digest, future, time.monotonic())
-
-        async def run() -> None:
-            try:
-                future.set_result(await self._create(request, secure=secure))
-            except BaseException as error:
-                self._keys.pop(key, None)  # a failure may be tried again
-                future.set_exception(
-                    error
-                    if isinstance(error, Exception)
-                    else ApiError(503, "the server is closing")
-                )
-                future.exception()
-
-        # In a task of its own: a client that gives up finds the same sandbox when it asks again.
-        self.spawn(run())
-        return await asyncio.shield(future)
-
-    def _forget_old_keys(self) -> None:
-        oldest = time.monotonic() - _KEY_LIFETIME_S
-        while self._keys:
-            known = next(iter(self._keys.values()))
-            if known.at > oldest and len(self._keys) < _MAX_IDEMPOTENCY_KEYS:
-                return
-            self._keys.popitem(last=False)
+        return await self._keys.once(key, message, lambda: self._create(request, secure=secure))
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
         """Run something that ends with the server at the latest."""
@@ -242,6 +159,8 @@ class Registry:
             raise ApiError(500, str(error)) from error
         finally:
             self._starting -= 1
+        if self._launcher.info.mode == "process":
+            network = True  # there is nothing that could take it away
         env = env | {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id}
         if self._launcher.info.mode == "process":
             metadata = {**metadata, "isolation": "process"}
@@ -271,10 +190,14 @@ class Registry:
         self.spawn(self._forget_when_ended(record))
         template.spawn_count += 1
         if template.start_cmd and run_start_cmd:
-            await self.run_start_cmd(record, template.start_cmd)
+            try:
+                await self._run_start_cmd(record, template.start_cmd)
+            except (GuestError, SandboxLostError) as error:
+                await self.kill(record)
+                raise ApiError(500, f"the start command did not start: {error}") from error
         return record
 
-    async def run_start_cmd(self, record: SandboxRecord, command: str) -> None:
+    async def _run_start_cmd(self, record: SandboxRecord, command: str) -> None:
         """Start a template's start command and give it a moment."""
         process = await record.sandbox.start(
             ["/bin/bash", "-l", "-c", command],
@@ -389,98 +312,6 @@ class Registry:
         last = record.started_at + self.config.max_lifetime_s
         record.ends_at = min(time.time() + timeout_s, last)
 
-    async def snapshot(self, record: SandboxRecord, names: list[str]) -> Template:
-        """Save the files of a sandbox (no memory); its processes stand still meanwhile.
-
-        Raises:
-            ApiError: Too many snapshots (429), too long (413), no space (507), the sandbox is gone
-            (404).
-        """
-        source = self.templates.find(record.template_id)
-        template = Template(
-            template_id=new_id(),
-            names=names,
-            is_snapshot=True,
-            source_sandbox_id=record.sandbox_id,
-            env=dict(record.env),
-            user=record.default_user,
-            workdir=record.default_cwd,
-            start_cmd=source.start_cmd if source else None,
-            memory_mb=record.memory_bytes >> 20,
-        )
-        self.templates.add(template)
-        try:
-            template.archive = await self.save_files(record)
-        except BaseException:
-            self.templates.delete(template)
-            raise
-        template.ready = True
-        self.templates.save(template)
-        return template
-
-    async def save_files(self, record: SandboxRecord) -> str:
-        """Write the sandbox's files to an archive of the store; return its name."""
-        async with record.lock:
-            try:
-                await record.sandbox.pause()
-                try:
-                    return await self.templates.store_archive(
-                        record.sandbox.snapshot(), self.config.max_snapshot_bytes
-                    )
-                finally:
-                    if record.state == "running":
-                        await record.sandbox.resume()
-            except SandboxLostError as error:
-                raise ApiError(
-                    404, f"sandbox {record.sandbox_id!r} was not found: {error}"
-                ) from error
-
-    async def fork(
-        self, record: SandboxRecord, count: int, timeout_s: float
-    ) -> list[SandboxRecord | ApiError]:
-        """Make `count` sandboxes with the files of one; each succeeds or fails alone.
-
-        Raises:
-            ApiError: The files could not be saved.
-        """
-        template = Template(
-            template_id=record.template_id,
-            names=[] if record.alias is None else [record.alias],
-            ready=True,
-            user=record.default_user,
-            workdir=record.default_cwd,
-            memory_mb=record.memory_bytes >> 20,
-        )
-        template.archive = await self.save_files(record)
-        try:
-            results = await asyncio.gather(
-                *(
-                    self.launch(
-                        template,
-                        env=dict(record.env),
-                        network=record.allow_internet,
-                        timeout_s=timeout_s,
-                        metadata=dict(record.metadata),
-                        secure=record.token is not None,
-                        auto_pause=record.auto_pause,
-                        auto_resume=record.auto_resume,
-                    )
-                    for _ in range(count)
-                ),
-                return_exceptions=True,
-            )
-        finally:
-            (self.templates.directory / template.archive).unlink(missing_ok=True)
-        answers: list[SandboxRecord | ApiError] = []
-        for result in results:
-            if isinstance(result, (SandboxRecord, ApiError)):
-                answers.append(result)
-            elif isinstance(result, Exception):
-                answers.append(ApiError(500, f"{type(result).__name__}: {result}"))
-            else:
-                raise result
-        return answers
-
     async def _reap(self) -> None:
         """End the leases that are over."""
         while True:
@@ -492,6 +323,8 @@ class Registry:
                 self.spawn(self._expire(record))
 
     async def _expire(self, record: SandboxRecord) -> None:
+        if record.ends_at > time.time():
+            return  # renewed meanwhile
         try:
             over = time.time() >= record.started_at + self.config.max_lifetime_s
             if record.auto_pause and record.state == "running" and not over:

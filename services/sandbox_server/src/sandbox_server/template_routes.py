@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from sandbox_server.build import BuildRequest, run_build
 from sandbox_server.config import ENVD_VERSION
+from sandbox_server.copies import snapshot
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request, Response, json_response
 from sandbox_server.registry import Registry
@@ -181,7 +182,7 @@ async def _snapshot(registry: Registry, request: Request, match: re.Match[str]) 
         names = [name]
     else:
         taken = None
-    template = await registry.snapshot(registry.get(match["id"]), names)
+    template = await snapshot(registry, registry.get(match["id"]), names)
     if taken is not None:
         registry.templates.delete(taken)
     return json_response(_snapshot_info(template), 201)

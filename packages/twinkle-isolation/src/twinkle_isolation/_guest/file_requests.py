@@ -8,6 +8,7 @@ from typing import Any
 
 from twinkle_isolation._guest import files
 from twinkle_isolation._guest.files import Failure, Paths
+from twinkle_isolation._guest.guard import DiskWatch
 from twinkle_isolation._guest.outbox import Outbox
 from twinkle_isolation._guest.watch import Watches
 from twinkle_isolation._wire import Message
@@ -21,10 +22,17 @@ _ENTRIES_PER_FRAME = 500
 class FileRequests:
     """Answer them; files that are read are sent piece by piece, between other work."""
 
-    def __init__(self, paths: Paths, outbox: Outbox, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        outbox: Outbox,
+        selector: selectors.BaseSelector,
+        disk: DiskWatch | None,
+    ) -> None:
         self.paths = paths
         self.outbox = outbox
         self.selector = selector
+        self.disk = disk
         self.reads: dict[int, tuple[int, int]] = {}  # request -> fd, bytes still allowed
         self.held: set[int] = set()
         self.writes: dict[int, int] = {}  # request -> fd
@@ -121,10 +129,12 @@ class FileRequests:
         if fd is None:
             return None  # failed before; the error was sent
         try:
+            if self.disk is not None and body and self.disk.over(len(body)):
+                raise Failure("no_space", "the sandbox's files are over its disk limit")
             view = memoryview(body)
             while view:
                 view = view[os.write(fd, view) :]
-        except OSError:
+        except (OSError, Failure):
             os.close(self.writes.pop(message["id"]))
             raise
         if message.get("more"):

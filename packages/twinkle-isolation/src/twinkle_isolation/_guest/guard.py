@@ -5,13 +5,51 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 
 from twinkle_isolation._guest import orphans
 
-__all__ = ["INTERVAL_S", "Guard"]
+__all__ = ["INTERVAL_S", "DiskWatch", "Guard"]
 
 INTERVAL_S = 0.1
+_DISK_INTERVAL_S = 0.5
+_MAX_ENTRIES = 200_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class DiskWatch:
+    """Count what lies below a directory, at most once a second; for sandboxes without a tmpfs."""
+
+    def __init__(self, directory: str, limit_bytes: int) -> None:
+        self.directory = directory
+        self.limit_bytes = limit_bytes
+        self._used = 0
+        self._next = 0.0
+
+    def over(self, more: int = 0) -> bool:
+        """Return whether the files, and `more` bytes that come to them, are over the limit."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._used = self._count()
+            # A large tree takes long to count: spend a tenth of the time on it.
+            self._next = now + max(_DISK_INTERVAL_S, 10 * (time.monotonic() - now))
+        self._used += more
+        return self._used > self.limit_bytes
+
+    def _count(self) -> int:
+        total = entries = 0
+        todo = [self.directory]
+        while todo:
+            with contextlib.suppress(OSError), os.scandir(todo.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    with contextlib.suppress(OSError):
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+            if entries > _MAX_ENTRIES:
+                return self.limit_bytes + 1
+        return total
 
 
 class Guard:
@@ -20,10 +58,18 @@ class Guard:
     RLIMIT_DATA bounds each process and acts at once; this bounds their sum, ten times a second.
     """
 
-    def __init__(self, *, memory_bytes: int, processes: int, namespaces: bool) -> None:
+    def __init__(
+        self,
+        *,
+        memory_bytes: int,
+        processes: int,
+        namespaces: bool,
+        disk: DiskWatch | None,
+    ) -> None:
         self.memory_bytes = memory_bytes
         self.processes = processes
         self.namespaces = namespaces
+        self.disk = disk
 
     def pids(self) -> list[int]:
         """Return the sandbox's processes, without the supervisor."""
@@ -48,6 +94,8 @@ class Guard:
         if len(pids) > self.processes:
             # Which of them is the bomb cannot be told.
             killed = dict.fromkeys(pids, "processes")
+        elif pids and self.disk is not None and self.disk.over():
+            killed = dict.fromkeys(pids, "disk")
         elif sum(map(_resident, pids)) > self.memory_bytes:
             sizes = {pid: _proportional(pid) for pid in pids}
             total = sum(sizes.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 from twinkle_isolation._guest import archive, orphans, processes
 from twinkle_isolation._guest.files import Failure, Paths
-from twinkle_isolation._guest.guard import INTERVAL_S, Guard
+from twinkle_isolation._guest.guard import INTERVAL_S, DiskWatch, Guard
 from twinkle_isolation._guest.outbox import Outbox
 from twinkle_isolation._guest.processes import Process
 from twinkle_isolation._guest.seccomp import filter_for
@@ -36,6 +36,7 @@ class ProcessRequests:
         selector: selectors.BaseSelector,
         *,
         namespace_count: int | None,
+        disk: DiskWatch | None,
     ) -> None:
         self.namespace_count = namespace_count
         namespaces = self.namespaces = namespace_count is not None
@@ -48,6 +49,7 @@ class ProcessRequests:
             memory_bytes=sandbox["memory_bytes"],
             processes=sandbox["processes"],
             namespaces=namespaces,
+            disk=disk,
         )
         self.processes: dict[int, Process] = {}
         self.by_pid: dict[int, Process] = {}

@@ -19,6 +19,7 @@ from typing import Any
 from twinkle_isolation._guest import archive, linux, orphans
 from twinkle_isolation._guest.file_requests import FileRequests
 from twinkle_isolation._guest.files import Failure, Paths
+from twinkle_isolation._guest.guard import DiskWatch
 from twinkle_isolation._guest.outbox import Outbox
 from twinkle_isolation._guest.process_requests import ProcessRequests
 from twinkle_isolation._wire import FrameBuffer, FrameError, Message
@@ -66,13 +67,17 @@ class Supervisor:
         self.selector.register(wake_read, selectors.EVENT_READ, self.on_wake)
         self.outbox = Outbox(self.channel)
         paths = Paths(self.base)
-        self.files = FileRequests(paths, self.outbox, self.selector)
+        disk = None
+        if self.base is not None:
+            disk = DiskWatch(self.base, self.sandbox["disk_bytes"])
+        self.files = FileRequests(paths, self.outbox, self.selector, disk)
         self.programs = ProcessRequests(
             self.sandbox,
             paths,
             self.outbox,
             self.selector,
             namespace_count=self.namespace_count,
+            disk=disk,
         )
         self.handlers: dict[str, Handler] = {"flow": self.op_flow}
         for owner in (self.files, self.programs):

@@ -1,0 +1,112 @@
+"""Copies of a sandbox's files: snapshots, and forks that start from one at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sandbox_server.errors import ApiError
+from sandbox_server.record import SandboxRecord
+from sandbox_server.registry import Registry
+from sandbox_server.templates import Template, new_id
+from twinkle_isolation import SandboxLostError
+
+__all__ = ["fork", "save_files", "snapshot"]
+
+
+async def snapshot(registry: Registry, record: SandboxRecord, names: list[str]) -> Template:
+    """Save the files of a sandbox (no memory); its processes stand still meanwhile.
+
+    Raises:
+        ApiError: Too many snapshots (429), too long (413), no space (507), the sandbox is gone
+        (404).
+    """
+    source = registry.templates.find(record.template_id)
+    template = Template(
+        template_id=new_id(),
+        names=names,
+        is_snapshot=True,
+        source_sandbox_id=record.sandbox_id,
+        env=dict(record.env),
+        user=record.default_user,
+        workdir=record.default_cwd,
+        start_cmd=source.start_cmd if source else None,
+        memory_mb=record.memory_bytes >> 20,
+    )
+    registry.templates.add(template)
+    try:
+        template.archive = await save_files(registry, record)
+    except BaseException:
+        registry.templates.delete(template)
+        raise
+    template.ready = True
+    registry.templates.save(template)
+    return template
+
+
+async def save_files(registry: Registry, record: SandboxRecord) -> str:
+    """Write the sandbox's files to an archive of the store; return its name.
+
+    Its processes stand still meanwhile.
+
+    Raises:
+        ApiError: Too long (413), no space (507), the sandbox is gone (404).
+    """
+    async with record.lock:
+        try:
+            await record.sandbox.pause()
+            try:
+                return await registry.templates.store_archive(
+                    record.sandbox.snapshot(), registry.config.max_snapshot_bytes
+                )
+            finally:
+                if record.state == "running":
+                    await record.sandbox.resume()
+        except SandboxLostError as error:
+            raise ApiError(404, f"sandbox {record.sandbox_id!r} was not found: {error}") from error
+
+
+async def fork(
+    registry: Registry, record: SandboxRecord, count: int, timeout_s: float
+) -> list[SandboxRecord | ApiError]:
+    """Make `count` sandboxes with the files of one; each succeeds or fails alone.
+
+    Raises:
+        ApiError: The files could not be saved.
+    """
+    template = Template(
+        template_id=record.template_id,
+        names=[] if record.alias is None else [record.alias],
+        ready=True,
+        user=record.default_user,
+        workdir=record.default_cwd,
+        memory_mb=record.memory_bytes >> 20,
+    )
+    template.archive = await save_files(registry, record)
+    try:
+        results = await asyncio.gather(
+            *(
+                registry.launch(
+                    template,
+                    env=dict(record.env),
+                    network=record.allow_internet,
+                    timeout_s=timeout_s,
+                    metadata=dict(record.metadata),
+                    secure=record.token is not None,
+                    auto_pause=record.auto_pause,
+                    auto_resume=record.auto_resume,
+                )
+                for _ in range(count)
+            ),
+            return_exceptions=True,
+        )
+    finally:
+        (registry.templates.directory / template.archive).unlink(missing_ok=True)
+    answers: list[SandboxRecord | ApiError] = []
+    for result in results:
+        if isinstance(result, (SandboxRecord, ApiError)):
+            answers.append(result)
+        elif isinstance(result, Exception):
+            answers.append(ApiError(500, f"{type(result).__name__}: {result}"))
+        else:
+            raise result
+    return answers
