@@ -38,6 +38,11 @@ class Definitions(Flow):
         for arg in ast.walk(node.args):
             if isinstance(arg, ast.arg):
                 self.check_binding(node, arg.arg)
+        for inner in own_nodes(node.body):
+            if isinstance(inner, ast.Yield | ast.YieldFrom):
+                raise RefusedError(
+                    inner, "`yield` is not possible in this interpreter: make a list"
+                )
         before: list[ast.stmt] = []
         decorators: list[str] = []
         for decorator in node.decorator_list:
