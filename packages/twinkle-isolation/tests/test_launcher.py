@@ -114,6 +114,11 @@ async def test_shares_are_read_only_and_in_the_path(share: Path) -> None:
         assert b"Read-only" in result.stderr
 
 
+async def test_a_share_that_is_not_there_is_an_error_and_no_reason_to_degrade() -> None:
+    with pytest.raises(NotADirectoryError, match="/no/such/place"):
+        await Launcher(isolation="auto", shares=["/no/such/place"]).start()
+
+
 async def test_network_can_be_shared() -> None:
     server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

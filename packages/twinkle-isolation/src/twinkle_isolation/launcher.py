@@ -79,7 +79,7 @@ class Launcher:
                 f"isolation={isolation!r} is unknown: use 'auto', 'bubblewrap' or 'process'"
             )
         self._isolation = isolation
-        self._shares = [os.path.realpath(path) for path in shares]
+        self._shares = [os.path.abspath(path) for path in shares]
         self._data_dir = data_dir
         self._sandbox_uid = sandbox_uid if os.geteuid() == 0 else os.geteuid()
         self._use_cgroups = cgroups
@@ -121,7 +121,9 @@ class Launcher:
         Raises:
             IsolationUnavailableError: `isolation="bubblewrap"` does not work here, or no process
                 can be started.
+            NotADirectoryError: One of `shares` is not a directory.
         """
+        self._check_shares()
         self._starts = asyncio.Semaphore(_CONCURRENT_STARTS)
         self._reviving = asyncio.Lock()
         self._cgroups = Cgroups() if self._use_cgroups else None
@@ -154,6 +156,11 @@ class Launcher:
                 self.info.degraded,
             )
         self._keep_spares()
+
+    def _check_shares(self) -> None:
+        for share in self._shares:
+            if not os.path.isdir(share):
+                raise NotADirectoryError(f"shares: {share!r} is not a directory of this machine")
 
     async def create(
         self,

@@ -51,7 +51,9 @@ def serve(
     share: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Directory of the host that sandboxes see read-only; its bin/ comes first in PATH."
+            exists=True,
+            file_okay=False,
+            help="Directory of the host, read-only in sandboxes; its bin/ comes first in PATH.",
         ),
     ] = None,
     template: Annotated[

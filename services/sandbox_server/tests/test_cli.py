@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from sandbox_server.cli import is_loopback
+
+WITHOUT_BWRAP = (
+    "import twinkle_isolation.jail as jail; jail.find_bwrap = lambda: None; "
+    "from sandbox_server.cli import main; main()"
+)
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sandbox_server", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("example.org", False),
+    ],
+)
+def test_what_counts_as_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_another_address_wants_a_key() -> None:
+    result = run("--host", "0.0.0.0", "--port", "0")
+    assert result.returncode != 0
+    assert "api-key" in result.stderr
+
+
+def test_a_missing_share_is_an_error() -> None:
+    result = run("--share", "/no/such/place", "--port", "0")
+    assert result.returncode != 0
+    assert "/no/such/place" in result.stderr
+
+
+def test_isolation_that_was_asked_for_and_does_not_work_ends_the_server() -> None:
+    command = [sys.executable, "-c", WITHOUT_BWRAP, "--port", "0", "--isolation", "bubblewrap"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode != 0
+    assert "isolation 'bubblewrap' does not work here: no bwrap program" in result.stderr
+
+
+def test_degrading_is_said_once_and_in_health() -> None:
+    command = [sys.executable, "-c", WITHOUT_BWRAP, "--port", "0"]
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert server.stdout is not None
+    assert server.stderr is not None
+    url = server.stdout.readline().split()[2]
+    log = ""
+    while "startup complete" not in log:
+        log += server.stderr.readline()
+    with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+        assert b'"isolation":"process"' in answer.read()
+    server.send_signal(signal.SIGTERM)
+    _, rest = server.communicate(timeout=30)
+    assert (log + rest).count("NOT isolated") == 1
