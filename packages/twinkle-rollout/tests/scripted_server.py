@@ -141,6 +141,8 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
             return ok(reply("fin", [], "tool_calls"))
         case "cut_call":
             return ok(reply("I will", [call('{"text": "rm -rf', id="c")], "length"))
+        case "filtered":
+            return ok(reply("no", [call('{"text": "cu')], "content_filter"))
         case "abort":
             return ok(reply("hal", None, "abort"))
         case "as_text":

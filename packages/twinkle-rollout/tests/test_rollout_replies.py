@@ -91,6 +91,14 @@ def test_nothing_of_a_cut_turn_is_executed(api: Any, echo: ToolManager) -> None:
     }
 
 
+def test_a_turn_the_content_filter_cut_is_flagged_and_runs_nothing(
+    api: Any, echo: ToolManager
+) -> None:
+    out = roll(api("filtered"), echo)
+    assert (out["stop_reason"], out["error_kind"]) == ("stop", "content_filter")
+    assert (out["tool_errors"], "tool_calls" in out["messages"][-1]) == ({}, False)
+
+
 def test_a_turn_the_server_gave_up_is_an_api_error(api: Any, echo: ToolManager) -> None:
     out = roll(api("abort"), echo)
     assert (out["stop_reason"], out["retryable"], out["reward"]) == ("api_error", True, None)

@@ -19,13 +19,15 @@ from twinkle_agentic.rollout.episode import Episode, Plan
 from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
-from twinkle_agentic.tools.threads import ThreadPool, use_pool
+from twinkle_agentic.rollout.waiting import bounded
+from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = ["APIMultiTurnRollout"]
 
 logger = logging.getLogger(__name__)
 
 _CANCELLATION_S = 10.0  # for what is under way when Ctrl-C comes, before the envs are closed
+_CALLBACK_S = 120.0  # limit of writing one trace, and of one coroutine of `on_done`
 _OVERRIDES = (
     "sampling_params",
     "tool_manager",
@@ -81,7 +83,8 @@ class APIMultiTurnRollout(Rollout):
         reset_timeout_s: Limit of making and resetting the env.
         evaluate_timeout_s: Limit of scoring.
         close_timeout_s: Limit of closing the env.
-        max_threads: Threads for blocking tools and envs; further calls queue.
+        max_threads: Threads for blocking tools and steps, and as many for resets and for closing;
+            further calls queue.
         run_last_calls: Overrides which calls of the last turn are executed: all or none.
         on_done: Called with each finished trajectory as it ends, in the event loop: a short
             function, or a coroutine function. What it raises is logged.
@@ -166,6 +169,7 @@ class APIMultiTurnRollout(Rollout):
         )
         self._threads = ThreadPool(max_threads)
         self._api_threads = ThreadPool(max(max_threads, concurrency or 4096))
+        self._reset_threads = ThreadPool(max_threads)
         self._close_threads = ThreadPool(max_threads)
         self._trace_threads = ThreadPool(4)
 
@@ -236,6 +240,8 @@ class APIMultiTurnRollout(Rollout):
             env_factory=factory,
             reset_observation=self.reset_observation,
             run_last_calls=self.run_last_calls,
+            reset_pool=self._reset_threads,
+            step_pool=self._threads,
             close_pool=self._close_threads,
         )
         places = asyncio.Semaphore(
@@ -246,7 +252,6 @@ class APIMultiTurnRollout(Rollout):
         queued = time.monotonic()
 
         async def one(position: int) -> dict[str, Any]:
-            use_pool(self._threads)
             async with places:
                 waited = time.monotonic() - queued
                 tools = None if managers is None else managers[position]
@@ -259,12 +264,8 @@ class APIMultiTurnRollout(Rollout):
                     out = episode.lost(error)
             out["timing"] = {"queued": waited, **out["timing"]}
             if self._traces is not None:
-                path, problem = await self._trace_threads.run(
-                    self._traces.write,
-                    out,
-                    position=position,
-                    global_step=step,
-                    raw_replies=episode.raw_replies,
+                path, problem = await self._write_trace(
+                    self._traces, out, position, step, episode.raw_replies
                 )
                 out["trace_path"] = path
                 if problem is not None:
@@ -276,6 +277,23 @@ class APIMultiTurnRollout(Rollout):
         async with plan.ask.lease():
             tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
             return cast("list[FinishedTrajectory]", await _all(tasks))
+
+    async def _write_trace(
+        self,
+        traces: TraceWriter,
+        out: dict[str, Any],
+        position: int,
+        step: int | None,
+        raw_replies: list[dict[str, Any]],
+    ) -> tuple[str | None, str | None]:
+        writing = self._trace_threads.run(
+            traces.write, out, position=position, global_step=step, raw_replies=raw_replies
+        )
+        try:
+            return await bounded(writing, _CALLBACK_S)
+        except TimeoutError:
+            logger.warning("the trace of trajectory %d took too long", position)
+            return None, f"not written within {_CALLBACK_S:g} s"
 
 
 async def _all(tasks: list[asyncio.Task[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -294,7 +312,7 @@ async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -
     try:
         answer = on_done(out)
         if inspect.isawaitable(answer):
-            await answer
+            await bounded(answer, _CALLBACK_S)
     except (Exception, SystemExit):
         logger.exception("on_done failed")
 

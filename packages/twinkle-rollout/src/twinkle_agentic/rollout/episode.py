@@ -33,7 +33,7 @@ from twinkle_agentic.rollout.tokens import token_turn
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation, StopReason
 from twinkle_agentic.rollout.waiting import Deadline, bounded
-from twinkle_agentic.tools.threads import ThreadPool, run_blocking
+from twinkle_agentic.tools.threads import ThreadPool, run_blocking, use_pool
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["Episode", "Plan"]
@@ -54,6 +54,8 @@ class Plan:
         reset_observation: Where the observation of `reset` goes.
         run_last_calls: Whether calls of the last turn are executed; `None`: where an env stands
             behind the tools.
+        reset_pool: Threads for making and resetting envs.
+        step_pool: Threads for tools, steps and scoring.
         close_pool: Threads for closing.
         live_envs: Ids of the envs in use, to notice a factory that returns one twice.
     """
@@ -63,6 +65,8 @@ class Plan:
     env_factory: EnvFactory | None
     reset_observation: ResetObservation
     run_last_calls: bool | None
+    reset_pool: ThreadPool
+    step_pool: ThreadPool
     close_pool: ThreadPool
     live_envs: set[int] = field(default_factory=set[int])
 
@@ -111,7 +115,10 @@ class Episode:
         try:
             try:
                 if self._plan.env_factory is not None:
+                    # Resets that wait for room must not take the threads of the steps that make it.
+                    use_pool(self._plan.reset_pool)
                     await self._timed("reset", self._open(self._plan.env_factory))
+                use_pool(self._plan.step_pool)
                 if self._stop is None:
                     await self._converse()
                 await self._score()
@@ -145,6 +152,7 @@ class Episode:
             self._plan.live_envs.add(id(env))
             self._env = env
             result = await reset_env(env, self._input, timeout_s=self._deadline.cap_s(own.left_s()))
+            use_pool(self._plan.step_pool)
             tools = await bounded(
                 run_blocking(EnvTool.from_env, env, timeout_s=limits.tool_timeout_s),
                 self._deadline.cap_s(own.left_s()),
@@ -237,7 +245,7 @@ class Episode:
             turn=self._turns,
             used_ids=self._used_ids,
             offered=self._offered,
-            keep_calls=finish != "length",
+            keep_calls=finish not in ("length", "content_filter"),
         )
         if reply.repaired:
             self.raw_replies.append({"turn": self._turns, "message": raw})
@@ -253,6 +261,11 @@ class Episode:
             )
         elif finish == "length":
             self._end(StopReason.LENGTH)
+        elif finish == "content_filter":
+            self._end(
+                StopReason.STOP,
+                Failure("the provider's content filter cut the turn", "content_filter"),
+            )
         elif reply.calls:
             self._check_length()
         if self._tools and looks_like_call(reply.message.get("content")):

@@ -111,14 +111,12 @@ class Toolbox:
             contained = limit_s is None and isinstance(self.manager, ToolManager)
             text, kind = await (work if contained else bounded(work, limit_s))
         except TimeoutError:
-            self._note_step(tool, before)
+            self._count("timeout", tool, before)
             raise
         except Exception as error:
             text = f"Error: tool {name!r} raised {type(error).__name__}: {error}"
             kind = "tool"
-        if kind:
-            self.errors[kind] += 1
-        self._note_step(tool, before)
+        self._count(kind, tool, before)
         return text
 
     async def _outcome(self, call: dict[str, Any]) -> tuple[str, str | None]:
@@ -130,12 +128,13 @@ class Toolbox:
         result = await (acall(call) if acall is not None else run_blocking(self.manager, call))
         return to_text(result), None
 
-    def _note_step(self, tool: Any, before: Any) -> None:
+    def _count(self, kind: str | None, tool: Any, before: Any) -> None:
+        """Note the step, if the call made one, and count the call once if it failed."""
         after = getattr(tool, "last_result", None)
         if after is not None and after is not before:
-            kind = self.steps.add(after)
-            if kind:
-                self.errors[kind] += 1
+            kind = self.steps.add(after) or kind
+        if kind:
+            self.errors[kind] += 1
 
 
 async def run_calls(
@@ -161,7 +160,6 @@ async def run_calls(
         try:
             texts.append(await toolbox.run(call, limit_s))
         except TimeoutError:
-            toolbox.errors["timeout"] += 1
             texts.append(f"Error: the call gave no result within {limit_s or 0:g} s")
     return texts
 
