@@ -109,6 +109,7 @@ def rude_stats(
         return {
             "open": all_of_them["open"].get(key, 0),
             "all": all_of_them["all"].get(key, 0),
+            "proxied": all_of_them["all"].get("proxy CONNECT", 0),
             "hanging": all_of_them["open"].get("hang", 0),
             "headers": all_of_them["headers"].get(key, {}),
         }

@@ -383,6 +383,16 @@ def test_explicit_proxy_is_used_even_for_loopback(rude_url: Url) -> None:
         env.reset()
 
 
+def test_explicit_proxy_carries_the_session(
+    rude_url: Url, rude_ports: dict[str, int], rude_stats: Stats
+) -> None:
+    before = rude_stats()["proxied"]
+    with client(rude_url("echo"), proxy=f"http://127.0.0.1:{rude_ports['proxy']}") as env:
+        env.reset()
+        assert env.step("any", {"value": 1}).observation == "1"
+    assert rude_stats()["proxied"] == before + 1
+
+
 def test_headers_are_sent(rude_url: Url, rude_stats: Stats) -> None:
     with client(rude_url("echo"), headers={"Authorization": "Bearer token"}) as env:
         env.reset()

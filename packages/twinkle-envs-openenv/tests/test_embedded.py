@@ -136,6 +136,17 @@ def test_tools_are_empty_by_default_so_one_generic_tool_is_made(env: OpenEnv) ->
     assert tool.episode_reward == 2.0
 
 
+def test_subclass_may_name_the_tools(lab: ModuleType) -> None:
+    class Named(OpenEnv):
+        def tools(self) -> list[Any]:
+            return [{"type": "function", "function": {"name": "speak"}}]
+
+    with Named(env_cls=lab.LabEnvironment) as env:
+        env.reset()
+        assert env.step("speak", say("named")).observation == "named"
+        assert "speak" in env.step("other", say("named")).observation
+
+
 def test_auto_tools_have_the_fields_of_the_action(lab: ModuleType) -> None:
     with OpenEnv(env_cls=lab.LabEnvironment, tools="auto") as env:
         (tool,) = env.tools()

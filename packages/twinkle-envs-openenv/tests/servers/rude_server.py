@@ -14,6 +14,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import sys
 from collections import Counter
 from http import HTTPStatus
@@ -173,6 +174,29 @@ async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An HTTP proxy: tunnels for CONNECT, forwards for GET."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    method, target, _ = head.decode().split(" ", 2)
+    all_sessions[f"proxy {method}"] += 1
+    host, _, port = target.removeprefix("http://").partition("/")[0].rpartition(":")
+    back_reader, back_writer = await asyncio.open_connection(host, int(port))
+    if method == "CONNECT":
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    else:
+        back_writer.write(head.replace(f"http://{host}:{port}".encode(), b"", 1))
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while chunk := await source.read(65536):
+                sink.write(chunk)
+        except ConnectionError:
+            pass
+        sink.close()
+
+    await asyncio.gather(pump(reader, back_writer), pump(back_reader, writer))
+
+
 async def main() -> None:
     async with (
         serve(
@@ -186,14 +210,17 @@ async def main() -> None:
         ) as rude,
         await asyncio.start_server(hang, "127.0.0.1", 0) as silent,
         await asyncio.start_server(deaf, "127.0.0.1", 0) as closed_ears,
+        await asyncio.start_server(proxy, "127.0.0.1", 0) as between,
     ):
         ports = {
             "rude": next(iter(rude.sockets)).getsockname()[1],
             "hang": silent.sockets[0].getsockname()[1],
+            "proxy": between.sockets[0].getsockname()[1],
             "deaf": closed_ears.sockets[0].getsockname()[1],
         }
         print(json.dumps(ports), flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        os._exit(0)  # without waiting for sessions that never end
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -81,10 +80,6 @@ class Adapter(Env):
         """The environment's latest answer, as it is; `None` before the first reset."""
         return self._last_result
 
-    @abstractmethod
-    def _own_tools(self) -> list[ToolInfo]:
-        """Return the tools of the environment."""
-
     def _checked(
         self, tool_name: str, arguments: Any, *, any_name: bool
     ) -> StepResult | Handler | None:
@@ -98,13 +93,15 @@ class Adapter(Env):
             )
         if (handler := self._local.get(tool_name)) is not None:
             return handler
-        tools = self._own_tools()
-        if tools and not any_name and not any(name_of(tool) == tool_name for tool in tools):
-            known = ", ".join(name_of(tool) for tool in self._local.merged(tools))
-            return self._episode.failed(
-                f"there is no tool {tool_name!r}; the tools are {known}", kind=ErrorKind.TOOL
-            )
-        return None
+        if any_name:
+            return None
+        names = [name_of(tool) for tool in self.tools()]
+        if tool_name in names or not any(self._local.get(name) is None for name in names):
+            return None  # without tools of its own the environment takes any name
+        return self._episode.failed(
+            f"there is no tool {tool_name!r}; the tools are {', '.join(names)}",
+            kind=ErrorKind.TOOL,
+        )
 
     def _handled(self, value: Any) -> StepResult:
         """Make a result of what a handler returned."""

@@ -187,7 +187,8 @@ class OpenEnvClient(Adapter):
         """
         if self._tools is None and self._server.offered is None:
             run_sync(self._server.discover_tools())
-        return self._local.merged(self._own_tools())
+        own = (self._server.offered or []) if self._tools is None else self._tools
+        return self._local.merged(own)
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode, in the open session or, without one, in a new one.
@@ -316,9 +317,6 @@ class OpenEnvClient(Adapter):
         return SessionClient(self)
 
     # Helpers
-
-    def _own_tools(self) -> list[ToolInfo]:
-        return (self._server.offered or []) if self._tools is None else self._tools
 
     def _reset_arguments(self, trajectory: Trajectory | None) -> tuple[ResetKwargs, list[str]]:
         """Return the arguments of a reset, and the offered ones that cannot be sent."""

@@ -284,9 +284,6 @@ class OpenEnv(Adapter):
         """The environment itself; `None` once closed."""
         return self._env
 
-    def _own_tools(self) -> list[ToolInfo]:
-        return self._tools
-
     def _step(self, tool_name: str, arguments: dict[str, Any] | None) -> StepResult:
         arguments = {} if arguments is None else arguments
         answer = self._checked(tool_name, arguments, any_name=False)
