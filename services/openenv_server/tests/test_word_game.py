@@ -122,7 +122,7 @@ def test_stepping_before_reset_is_an_error(game: Any) -> None:
     [
         ({"word_length": 9}, r"word_length is 9: choose one of \[4, 5, 6\]"),
         ({"difficulty": "mad"}, "difficulty is 'mad'"),
-        ({"lenght": 4}, "no setting 'lenght': it takes seed"),
+        ({"letters": 4}, "no setting 'letters': it takes seed"),
     ],
 )
 def test_bad_settings_are_refused(game: Any, setting: dict[str, Any], message: str) -> None:
