@@ -14,7 +14,14 @@ from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.asking import Ask
 from twinkle_agentic.rollout.base import Rollout
-from twinkle_agentic.rollout.checks import check_trajectories, descriptor_limit, resolve_managers
+from twinkle_agentic.rollout.checks import (
+    check_body,
+    check_exclusive,
+    check_trajectories,
+    descriptor_limit,
+    one_sample,
+    resolve_managers,
+)
 from twinkle_agentic.rollout.episode import Episode, Plan
 from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
@@ -132,7 +139,7 @@ class APIMultiTurnRollout(Rollout):
                 "neither tool_manager nor env_factory is given: pass one, or ToolManager() for a "
                 "chat without tools"
             )
-        _exclusive(tool_manager, env_factory)
+        check_exclusive(tool_manager, env_factory)
         if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
             raise ValueError(
                 f"concurrency must be at least 1, or None for all; found {concurrency!r}"
@@ -145,7 +152,7 @@ class APIMultiTurnRollout(Rollout):
         self.api = api
         self.tool_manager = tool_manager
         self.env_factory = env_factory
-        self.sampling_params = _one_sample(sampling_params or SamplingParams())
+        self.sampling_params = one_sample(sampling_params or SamplingParams())
         self.limits = Limits(
             max_turns=max_turns,
             max_trajectory_tokens=max_trajectory_tokens,
@@ -157,7 +164,7 @@ class APIMultiTurnRollout(Rollout):
             close_timeout_s=close_timeout_s,
         )
         self.concurrency = concurrency
-        self.extra_body = _checked_body(extra_body)
+        self.extra_body = check_body(extra_body)
         self.reset_observation: ResetObservation = reset_observation
         self.run_last_calls = run_last_calls
         self.on_done = on_done
@@ -222,12 +229,12 @@ class APIMultiTurnRollout(Rollout):
         manager, factory = self.tool_manager, self.env_factory
         if kwargs.get("tool_manager") is not None or kwargs.get("env_factory") is not None:
             manager, factory = kwargs.get("tool_manager"), kwargs.get("env_factory")
-            _exclusive(manager, factory)
+            check_exclusive(manager, factory)
         managers = resolve_managers(manager, len(given)) if factory is None else None
         if not given:
             return []
-        extra_body = {**self.extra_body, **_checked_body(kwargs.get("extra_body"))}
-        params = _one_sample(kwargs.get("sampling_params") or self.sampling_params)
+        extra_body = {**self.extra_body, **check_body(kwargs.get("extra_body"))}
+        params = one_sample(kwargs.get("sampling_params") or self.sampling_params)
         plan = Plan(
             ask=Ask(
                 self.api,
@@ -315,32 +322,3 @@ async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -
             await bounded(answer, _CALLBACK_S)
     except (Exception, SystemExit):
         logger.exception("on_done failed")
-
-
-def _exclusive(tool_manager: Any, env_factory: Any) -> None:
-    if tool_manager is not None and env_factory is not None:
-        raise ValueError("tool_manager and env_factory exclude each other: pass one of them")
-    if env_factory is not None and not callable(env_factory):
-        raise ValueError(f"env_factory must be callable with a trajectory, found {env_factory!r}")
-
-
-def _one_sample(params: Any) -> Any:
-    if isinstance(params, Mapping):
-        params = SamplingParams(**cast("dict[str, Any]", params))
-    if getattr(params, "num_samples", 1) != 1:
-        raise ValueError(
-            f"a rollout takes num_samples=1, found {params.num_samples}: repeat the trajectory "
-            "for a group"
-        )
-    return params
-
-
-def _checked_body(extra_body: Mapping[str, Any] | None) -> dict[str, Any]:
-    body = dict(extra_body or {})
-    if body.get("stream"):
-        raise ValueError("extra_body asks for stream=True: the rollout reads whole replies")
-    if body.get("n", 1) != 1:
-        raise ValueError(
-            f"extra_body asks for n={body['n']!r}: the rollout takes one reply per turn"
-        )
-    return body

@@ -6,9 +6,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.tool_turn import env_tools
 
-__all__ = ["check_trajectories", "descriptor_limit", "resolve_managers"]
+__all__ = [
+    "check_body",
+    "check_exclusive",
+    "check_trajectories",
+    "descriptor_limit",
+    "one_sample",
+    "resolve_managers",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -99,3 +107,47 @@ def descriptor_limit(concurrency: int) -> int:
             soft,
         )
     return min(concurrency, carried)
+
+
+def check_exclusive(tool_manager: Any, env_factory: Any) -> None:
+    """Refuse a tool manager next to an env factory.
+
+    Raises:
+        ValueError: Both are given, or the factory cannot be called.
+    """
+    if tool_manager is not None and env_factory is not None:
+        raise ValueError("tool_manager and env_factory exclude each other: pass one of them")
+    if env_factory is not None and not callable(env_factory):
+        raise ValueError(f"env_factory must be callable with a trajectory, found {env_factory!r}")
+
+
+def one_sample(params: Any) -> Any:
+    """Return sampling settings as an object; a mapping becomes `SamplingParams`.
+
+    Raises:
+        ValueError: They ask for more than one sample.
+    """
+    if isinstance(params, Mapping):
+        params = SamplingParams(**cast("dict[str, Any]", params))
+    if getattr(params, "num_samples", 1) != 1:
+        raise ValueError(
+            f"a rollout takes num_samples=1, found {params.num_samples}: repeat the trajectory "
+            "for a group"
+        )
+    return params
+
+
+def check_body(extra_body: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of `extra_body`.
+
+    Raises:
+        ValueError: It asks for a stream or for several replies.
+    """
+    body = dict(extra_body or {})
+    if body.get("stream"):
+        raise ValueError("extra_body asks for stream=True: the rollout reads whole replies")
+    if body.get("n", 1) != 1:
+        raise ValueError(
+            f"extra_body asks for n={body['n']!r}: the rollout takes one reply per turn"
+        )
+    return body

@@ -13,11 +13,18 @@ from typing import Any, cast
 
 from twinkle_agentic.envs.base import Env
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
-from twinkle_agentic.rollout.types import EnvFactory
+from twinkle_agentic.rollout.types import EnvFactory, ResetObservation
 from twinkle_agentic.rollout.waiting import bounded
 from twinkle_agentic.tools.threads import ThreadPool, current_pool, use_pool
 
-__all__ = ["close_env", "make_env", "overrides_evaluate", "reset_env", "score_env"]
+__all__ = [
+    "add_observation",
+    "close_env",
+    "make_env",
+    "overrides_evaluate",
+    "reset_env",
+    "score_env",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +113,21 @@ async def score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
     if not math.isfinite(number):
         raise EnvError(f"evaluate must return a finite number, found {score!r}")
     return number
+
+
+def add_observation(
+    messages: list[dict[str, Any]], observation: str, where: ResetObservation
+) -> None:
+    """Show the first observation to the model."""
+    last = messages[-1] if messages else None
+    if where == "message" or last is None or last.get("role") != "user":
+        messages.append({"role": "user", "content": observation})
+        return
+    content: Any = last.get("content")
+    if isinstance(content, list):
+        last["content"] = [*cast("list[Any]", content), {"type": "text", "text": observation}]
+    else:
+        last["content"] = f"{content}\n\n{observation}" if content else observation
 
 
 async def close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | None:

@@ -20,7 +20,6 @@ from twinkle_agentic.rollout.env_session import (
     reset_env,
     score_env,
 )
-from twinkle_agentic.rollout.finished import TokenTurn
 from twinkle_agentic.rollout.history import (
     NOT_EXECUTED,
     Reply,
@@ -29,7 +28,7 @@ from twinkle_agentic.rollout.history import (
     tool_message,
     wire_history,
 )
-from twinkle_agentic.rollout.tokens import token_turn
+from twinkle_agentic.rollout.tokens import TokenLog
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation, StopReason
 from twinkle_agentic.rollout.waiting import Deadline, bounded
@@ -99,9 +98,7 @@ class Episode:
         self._failure: Failure | None = None
         self._eval_reward: float | None = None
         self._close_error: str | None = None
-        self._usage: dict[str, int] = {}
-        self._last_tokens: int | None = None
-        self._token_turns: list[TokenTurn] = []
+        self._tokens = TokenLog(want_ids=plan.ask.wants_ids, want_logprobs=plan.ask.wants_logprobs)
         self._unparsed = 0
         self.raw_replies: list[dict[str, Any]] = []
         self._timing: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
@@ -251,7 +248,7 @@ class Episode:
             self.raw_replies.append({"turn": self._turns, "message": raw})
         self._messages.append(reply.message)
         self._wire.append(reply.wire)
-        self._count(completion)
+        self._tokens.add(self._turns, completion)
         if finish in ("abort", "error"):
             self._end(
                 StopReason.API_ERROR,
@@ -315,7 +312,7 @@ class Episode:
         limit = self._plan.limits.max_trajectory_tokens
         if limit is None:
             return
-        if self._last_tokens is None:
+        if self._tokens.latest is None:
             self._end(
                 StopReason.API_ERROR,
                 Failure(
@@ -323,33 +320,8 @@ class Episode:
                     "bad_reply",
                 ),
             )
-        elif self._last_tokens >= limit:
+        elif self._tokens.latest >= limit:
             self._end(StopReason.LENGTH)
-
-    def _count(self, completion: Any) -> None:
-        usage: Any = completion.usage
-        for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-            value: Any = usage.get(name)
-            if isinstance(value, int):
-                self._usage[name] = self._usage.get(name, 0) + value
-        total: Any = usage.get("total_tokens")
-        prompt, sampled = completion.prompt_token_ids, completion.token_ids
-        if isinstance(total, int):
-            self._last_tokens = total
-        elif prompt is not None and sampled is not None:
-            self._last_tokens = len(prompt) + len(sampled)
-        ask = self._plan.ask
-        if ask.wants_ids or ask.wants_logprobs:
-            self._token_turns.append(
-                token_turn(
-                    self._turns,
-                    prompt_token_ids=prompt,
-                    token_ids=sampled,
-                    logprobs=completion.logprobs,
-                    want_ids=ask.wants_ids,
-                    want_logprobs=ask.wants_logprobs,
-                )
-            )
 
     def _end(self, reason: StopReason, failure: Failure | None = None) -> None:
         """Note why the trajectory ended; the first reason stays."""
@@ -420,10 +392,10 @@ class Episode:
             tool_errors=dict(self._toolbox.errors),
             unparsed_tool_calls=self._unparsed,
             timing={**self._timing, "total": time.monotonic() - self._started},
-            usage=dict(self._usage) or None,
+            usage=dict(self._tokens.usage) or None,
         )
-        if self._token_turns:
-            out["token_turns"] = list(self._token_turns)
+        if self._tokens.turns:
+            out["token_turns"] = list(self._tokens.turns)
         if self._close_error is not None:
             out["close_error"] = self._close_error
         return out

@@ -3,11 +3,56 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
+from twinkle_agentic.protocol.reply import Completion
 from twinkle_agentic.rollout.finished import TokenTurn
 
-__all__ = ["token_turn"]
+__all__ = ["TokenLog", "token_turn"]
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenLog:
+    """The tokens of an episode, counted and where asked for kept.
+
+    Attributes:
+        want_ids: Ids were asked for.
+        want_logprobs: Log probabilities were asked for.
+        usage: The server's counts summed over the turns.
+        latest: Prompt and reply of the latest turn together; `None` while nobody has said.
+        turns: One record per turn; empty where nothing was asked for.
+    """
+
+    want_ids: bool
+    want_logprobs: bool
+    usage: dict[str, int] = field(default_factory=dict[str, int])
+    latest: int | None = None
+    turns: list[TokenTurn] = field(default_factory=list[TokenTurn])
+
+    def add(self, turn: int, completion: Completion) -> None:
+        """Take in what came back for turn number `turn`."""
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            value: Any = completion.usage.get(name)
+            if isinstance(value, int):
+                self.usage[name] = self.usage.get(name, 0) + value
+        total: Any = completion.usage.get("total_tokens")
+        prompt, sampled = completion.prompt_token_ids, completion.token_ids
+        if isinstance(total, int):
+            self.latest = total
+        elif prompt is not None and sampled is not None:
+            self.latest = len(prompt) + len(sampled)
+        if self.want_ids or self.want_logprobs:
+            self.turns.append(
+                token_turn(
+                    turn,
+                    prompt_token_ids=prompt,
+                    token_ids=sampled,
+                    logprobs=completion.logprobs,
+                    want_ids=self.want_ids,
+                    want_logprobs=self.want_logprobs,
+                )
+            )
 
 
 def token_turn(
