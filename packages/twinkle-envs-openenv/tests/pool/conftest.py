@@ -129,7 +129,8 @@ def make_pool(num_workers: int) -> Iterator[Callable[..., EnvPool]]:
     pools: list[EnvPool] = []
 
     def make(pool_size: int = 4, **kwargs: Any) -> EnvPool:
-        settings: dict[str, Any] = {"env_factory": LAB, "num_workers": num_workers, **kwargs}
+        workers = min(1, num_workers)  # each one more is a process to start
+        settings: dict[str, Any] = {"env_factory": LAB, "num_workers": workers, **kwargs}
         pools.append(EnvPool(pool_size, **settings))
         return pools[-1]
 

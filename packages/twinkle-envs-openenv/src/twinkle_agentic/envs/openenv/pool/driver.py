@@ -28,7 +28,7 @@ GRACE_S = 5.0  # beyond the limit the worker enforces itself; longer means its i
 _RETRY_PAUSE_S = 0.2  # between attempts to reach a worker that is being restarted
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sending:
     """Requests on their way to one worker."""
 
@@ -86,10 +86,16 @@ class SlotDriver:
         values: list[Any] = [None] * len(requests)
         groups = self.grouped(requests, values)
         sendings = self._sendings(requests, groups)
-        for sending in sendings:
-            sending.begun = self.workers.start(sending.worker, "batch", sending.argument)
-        for sending, positions in zip(sendings, groups.values(), strict=True):
-            self._fill_in(values, positions, sending, self._finished(sending))
+        open_ones = dict(zip(sendings, groups.values(), strict=True))
+        try:
+            for sending in sendings:
+                sending.begun = self.workers.start(sending.worker, "batch", sending.argument)
+            for sending in sendings:
+                self._fill_in(values, open_ones.pop(sending), sending, self._finished(sending))
+        except BaseException:  # interrupted: nobody will see the other answers
+            for sending in open_ones:
+                self._give_up(sending.requests)
+            raise
         return values
 
     async def abatch(self, requests: Sequence[SlotRequest]) -> list[Any]:

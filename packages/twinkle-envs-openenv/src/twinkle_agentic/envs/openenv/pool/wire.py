@@ -87,7 +87,7 @@ class Failure:
         if self.kind == ErrorKind.TIMEOUT:
             return EnvTimeoutError(self.text, retryable=self.retryable)
         error = EnvError(self.text, retryable=self.retryable)
-        error.kind = ErrorKind(self.kind)
+        error.kind = next((kind for kind in ErrorKind if kind == self.kind), ErrorKind.ENV)
         return error
 
 
