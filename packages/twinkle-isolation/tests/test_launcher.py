@@ -119,6 +119,18 @@ async def test_a_share_that_is_not_there_is_an_error_and_no_reason_to_degrade() 
         await Launcher(isolation="auto", shares=["/no/such/place"]).start()
 
 
+async def test_sandboxes_of_root_are_users_of_their_own() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give sandboxes users of their own")
+    for mode in ("bubblewrap", "process"):
+        async with Launcher(isolation=mode) as launcher:
+            sandboxes = await asyncio.gather(*(launcher.create() for _ in range(4)))
+            processes = [await sandbox.start(["sleep", "1000.25"]) for sandbox in sandboxes]
+            owners = [path.stat().st_uid for path in map(Path, running("sleep", "1000.25"))]
+            assert len(set(owners)) == len(processes) == 4
+            assert all(owner >= launcher.info.sandbox_uid > 0 for owner in owners)
+
+
 async def test_network_can_be_shared() -> None:
     server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -261,12 +273,17 @@ async def eventually(check: Callable[[], bool]) -> None:
 
 
 def sleepers() -> list[str]:
+    return running("sleep", "1234567")
+
+
+def running(*command: str) -> list[str]:
+    """Return the directories in /proc of the processes with this command line."""
     found: list[str] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[:2] == [b"sleep", b"1234567"]:
-            found.append(path.parent.name)
+        if words[:-1] == [word.encode() for word in command]:
+            found.append(str(path.parent))
     return found

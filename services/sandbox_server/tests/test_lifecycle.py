@@ -224,6 +224,8 @@ def test_metrics_of_a_sandbox(sandbox: Sandbox) -> None:
     )
     sample = eventually(lambda: [m for m in sandbox.get_metrics() if m.mem_used > 20 << 20])[0]
     assert sample.mem_total == 256 << 20
+    sandbox.commands.run("timeout 1 sh -c 'while :; do :; done'; true", timeout=30)
+    assert sandbox.get_metrics()[0].cpu_used_pct > 1
 
 
 def test_unknown_template_is_an_error(server: Server) -> None:

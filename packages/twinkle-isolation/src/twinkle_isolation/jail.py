@@ -13,9 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["SANDBOX_UID", "find_bwrap", "jail_command", "plain_command", "python_prefix"]
-
-SANDBOX_UID = 61000  # for servers that run as root; not a user of any distribution
+__all__ = ["find_bwrap", "jail_command", "plain_command", "python_prefix"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _GUEST_LIB = "/run/twinkle/lib"

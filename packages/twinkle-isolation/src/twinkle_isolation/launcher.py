@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from twinkle_isolation import jail
 from twinkle_isolation._channel import Channel
+from twinkle_isolation._users import SandboxUsers
 from twinkle_isolation._zygote_link import CommandFor, ZygoteLink
 from twinkle_isolation.cgroups import Cgroups
 from twinkle_isolation.errors import (
@@ -50,7 +51,6 @@ class Launcher:
             other users may read them. `DIR/bin` is put in front of `PATH`. This interpreter's
             directory is always shared, behind the usual `PATH`.
         data_dir: Where sandboxes keep their files with `process`; a temporary directory by default.
-        sandbox_uid: The host's user (and group) id of the sandboxes when this process is root.
         cgroups: Use control groups where they are writable.
         spares: Sandboxes kept ready, so that `create` only has to hand one out; each costs about 3
             MB.
@@ -69,7 +69,6 @@ class Launcher:
         isolation: IsolationMode = "auto",
         shares: Sequence[str | os.PathLike[str]] = (),
         data_dir: str | os.PathLike[str] | None = None,
-        sandbox_uid: int = jail.SANDBOX_UID,
         cgroups: bool = True,
         spares: int = 0,
         spare_spec: SandboxSpec | None = None,
@@ -81,7 +80,7 @@ class Launcher:
         self._isolation = isolation
         self._shares = [os.path.abspath(path) for path in shares]
         self._data_dir = data_dir
-        self._sandbox_uid = sandbox_uid if os.geteuid() == 0 else os.geteuid()
+        self._users = SandboxUsers(may_change=os.geteuid() == 0)
         self._use_cgroups = cgroups
         self._spare_count = spares
         self._spare_spec = spare_spec or SandboxSpec()
@@ -244,7 +243,9 @@ class Launcher:
             if archive is not None:
                 archive_fd = os.open(archive, os.O_RDONLY | os.O_CLOEXEC)
                 fds.callback(os.close, archive_fd)
-            directory = self._make_directory() if self.info.mode == "process" else None
+            uid = self._users.take()
+            undo.callback(self._users.give_back, uid)
+            directory = self._make_directory(uid) if self.info.mode == "process" else None
             if directory is not None:
                 undo.callback(self._in_background, shutil.rmtree, directory, True)
             lease = self._cgroups.make(spec.limits) if self._cgroups else None
@@ -257,7 +258,12 @@ class Launcher:
             passed = [theirs.fileno()]
             passed += [archive_fd] if archive_fd is not None else []
             passed += lease.fds if lease is not None else []
-            message = self._message(spec, directory, archive=archive, accounted=lease is not None)
+            message = self._message(spec, directory) | {
+                "uid": uid,
+                "gid": os.getegid() if self._users.own else uid,
+                "archive": archive is not None,
+                "accounted": lease is not None,
+            }
             pid, pidfd = await zygote.fork(message, passed)
             undo.callback(os.close, pidfd)
             channel = await Channel.open(ours)
@@ -265,6 +271,7 @@ class Launcher:
 
         def on_end() -> None:
             self._sandboxes.discard(sandbox)
+            self._users.give_back(uid)
             if sandbox in self._spares:
                 self._spares.remove(sandbox)
             if lease is not None:
@@ -276,14 +283,7 @@ class Launcher:
         self._sandboxes.add(sandbox)
         return sandbox
 
-    def _message(
-        self,
-        spec: SandboxSpec,
-        directory: str | None,
-        *,
-        archive: object | None,
-        accounted: bool,
-    ) -> dict[str, Any]:
+    def _message(self, spec: SandboxSpec, directory: str | None) -> dict[str, Any]:
         limits = spec.limits
         # A full tmpfs says so; where there is none, only the longest file can be limited.
         longest = limits.file_bytes or (None if directory is None else limits.disk_bytes)
@@ -298,8 +298,6 @@ class Launcher:
             "shm_bytes": limits.shm_bytes,
             "file_bytes": longest,
             "open_files": limits.open_files,
-            "archive": archive is not None,
-            "accounted": accounted,
         }
 
     def _base_env(self) -> dict[str, str]:
@@ -312,7 +310,7 @@ class Launcher:
             "LANG": "C.UTF-8",
         }
 
-    def _make_directory(self) -> str:
+    def _make_directory(self, uid: int) -> str:
         if self._scratch is None:
             self._scratch = make_scratch("sandboxes", self._data_dir)
             self._scratch.chmod(0o711)
@@ -320,7 +318,7 @@ class Launcher:
         self._next += 1
         directory.mkdir(mode=0o700)
         if os.geteuid() == 0:
-            os.chown(directory, self._sandbox_uid, self._sandbox_uid)
+            os.chown(directory, uid, uid)
         return str(directory)
 
     def _in_background(self, function: Callable[..., object], *arguments: Any) -> None:
@@ -342,24 +340,18 @@ class Launcher:
 
     async def _try_jail(self, bwrap: str, *, privileged: bool) -> None:
         """Start the zygote in its jail, and try one sandbox."""
-        uid = self._sandbox_uid if privileged or os.geteuid() else 0
+        self._users = SandboxUsers(may_change=privileged)
         prefix = jail.python_prefix()
         shares = [*self._shares, *([prefix] if prefix is not None else [])]
 
         def command(fd: int) -> list[str]:
             return jail.jail_command(bwrap, fd, shares=shares, privileged=privileged)
 
-        gid = uid if privileged else os.getegid()
-        await self._begin(
-            command,
-            {"namespaces": True, "uid": uid, "gid": gid, "shares": shares},
-            mode="bubblewrap",
-        )
+        await self._begin(command, {"namespaces": True, "shares": shares}, mode="bubblewrap")
 
     async def _try_plain(self, degraded: str) -> None:
-        uid = self._sandbox_uid
-        gid = uid if os.geteuid() == 0 else os.getegid()
-        config: dict[str, Any] = {"namespaces": False, "uid": uid, "gid": gid, "shares": []}
+        self._users = SandboxUsers(may_change=os.geteuid() == 0)
+        config: dict[str, Any] = {"namespaces": False, "shares": []}
         await self._begin(jail.plain_command, config, mode="process", degraded=degraded)
 
     async def _begin(
@@ -375,7 +367,7 @@ class Launcher:
         self._info = IsolationInfo(
             mode=mode,
             degraded=degraded,
-            sandbox_uid=config["uid"],
+            sandbox_uid=self._users.first,
             cgroup=self._cgroups.version if self._cgroups else "",
         )
         try:

@@ -86,7 +86,8 @@ class IsolationInfo:
     Attributes:
         mode: `bubblewrap` or `process`.
         degraded: Why `auto` gave less than `bubblewrap`; empty otherwise.
-        sandbox_uid: The host's user id of the sandboxes' processes.
+        sandbox_uid: The host's user id of the sandboxes' processes; where each has its own, the
+            first of the range.
         cgroup: `v1`, `v2`, or empty when no cgroup is writable.
     """
 
@@ -147,9 +148,13 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a sandbox uses now; the disk figures are those of its file system."""
+    """What a sandbox uses now.
+
+    The disk figures are those of its file system; `cpu_s` is the processor time since its start.
+    """
 
     processes: int
     memory_bytes: int
+    cpu_s: float
     disk_used_bytes: int
     disk_total_bytes: int

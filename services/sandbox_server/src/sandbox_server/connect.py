@@ -53,6 +53,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, SandboxLostError):
         return ApiError(502, f"the sandbox was not found: {error}", code="unavailable")
     if isinstance(error, (KeyError, TypeError, ValueError)):
+        logger.debug("a request has an unexpected form", exc_info=error)
         return ApiError(400, f"the request does not have the expected form: {error!r}")
     logger.error("a handler failed", exc_info=error)
     return ApiError(500, f"internal error: {type(error).__name__}: {error}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import os
 import re
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +28,7 @@ _V1_DEFAULT_TIMEOUT_S = 15.0
 _MAX_FORKS = 20
 _MAX_PAGE = 100
 _CLIENT_ID = "local"
+_CPUS = os.cpu_count() or 1
 
 Handler = Callable[[Registry, Request, "re.Match[str]"], Awaitable[Response]]
 
@@ -90,7 +93,7 @@ def _listed(record: SandboxRecord) -> dict[str, Any]:
         "envdVersion": ENVD_VERSION,
         "startedAt": _time(record.started_at),
         "endAt": _time(record.ends_at),
-        "cpuCount": 1,
+        "cpuCount": _CPUS,
         "memoryMB": record.memory_bytes >> 20,
         "diskSizeMB": record.disk_bytes >> 20,
         "state": record.state,
@@ -267,8 +270,8 @@ async def _metrics(registry: Registry, request: Request, match: re.Match[str]) -
     sample = {
         "timestamp": now.isoformat().replace("+00:00", "Z"),
         "timestampUnix": int(now.timestamp()),
-        "cpuCount": 1,
-        "cpuUsedPct": 0.0,
+        "cpuCount": _CPUS,
+        "cpuUsedPct": _cpu_percent(record, usage.cpu_s),
         "memUsed": usage.memory_bytes,
         "memTotal": record.memory_bytes,
         "memCache": 0,
@@ -276,6 +279,14 @@ async def _metrics(registry: Registry, request: Request, match: re.Match[str]) -
         "diskTotal": usage.disk_total_bytes,
     }
     return json_response([sample])
+
+
+def _cpu_percent(record: SandboxRecord, cpu_s: float) -> float:
+    """Return the use of one CPU, in percent, since the last time this was asked."""
+    now = time.time()
+    last_at, last_s = record.cpu_sample or (record.started_at, 0.0)
+    record.cpu_sample = (now, cpu_s)
+    return round(100 * max(0.0, cpu_s - last_s) / max(0.001, now - last_at), 2)
 
 
 async def _network(registry: Registry, request: Request, match: re.Match[str]) -> Response:

@@ -23,6 +23,7 @@ class SandboxRecord:
         auto_pause: At the end of the lease: pause instead of kill.
         auto_resume: A request to a paused sandbox resumes it.
         env: Environment of every program, from the template and the create request.
+        cpu_sample: When the processor time was last asked for, and what it was in seconds.
         lock: Held while the state changes.
     """
 
@@ -46,4 +47,5 @@ class SandboxRecord:
     state: Literal["running", "paused"] = "running"
     processes: ProcessTable = field(default_factory=ProcessTable)
     watchers: WatcherTable = field(default_factory=WatcherTable)
+    cpu_sample: tuple[float, float] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import uuid
 from collections.abc import Awaitable, Callable
@@ -51,7 +52,7 @@ def _described(template: Template) -> dict[str, Any]:
     return {
         "templateID": template.template_id,
         "buildID": template.build_id or "00000000-0000-0000-0000-000000000000",
-        "cpuCount": template.cpu_count or 1,
+        "cpuCount": template.cpu_count or os.cpu_count() or 1,
         "memoryMB": template.memory_mb or 0,
         "diskSizeMB": 0,
         "public": False,

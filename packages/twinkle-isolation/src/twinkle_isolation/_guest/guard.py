@@ -14,6 +14,7 @@ __all__ = ["INTERVAL_S", "DiskWatch", "Guard"]
 INTERVAL_S = 0.1
 _DISK_INTERVAL_S = 0.5
 _MAX_ENTRIES = 200_000
+_TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -82,6 +83,11 @@ class Guard:
         """Return the bytes of anonymous and shared memory that the processes use."""
         return sum(map(_proportional, pids))
 
+    def cpu(self, pids: list[int]) -> float:
+        """Return the processor time of the processes, ended ones included, in seconds."""
+        ended = os.times()
+        return ended.children_user + ended.children_system + sum(map(_cpu, pids))
+
     def check(self) -> tuple[bool, dict[int, str]]:
         """Look once, and kill what is too much.
 
@@ -119,6 +125,16 @@ def _resident(pid: int) -> int:
             return int(file.read().split()[1]) * _PAGE
     except (OSError, IndexError):
         return 0
+
+
+def _cpu(pid: int) -> float:
+    """Return the processor time of a process and its ended children."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _proportional(pid: int) -> int:

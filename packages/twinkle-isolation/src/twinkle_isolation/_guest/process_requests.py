@@ -51,6 +51,7 @@ class ProcessRequests:
             namespaces=namespaces,
             disk=disk,
         )
+        self.open_files = int(sandbox["open_files"])
         self.processes: dict[int, Process] = {}
         self.by_pid: dict[int, Process] = {}
         self.guard_at: float | None = None
@@ -121,7 +122,13 @@ class ProcessRequests:
         env |= {str(k): str(v) for k, v in message.get("env", {}).items()}
         now = time.monotonic()
         process = processes.start(
-            message, env, cwd, namespace_count=self.namespace_count, syscalls=self.syscalls, now=now
+            message,
+            env,
+            cwd,
+            namespace_count=self.namespace_count,
+            syscalls=self.syscalls,
+            open_files=self.open_files,
+            now=now,
         )
         self.outbox.send({"id": process.id, "ev": "start", "pid": process.pid})
         self.hold_process(process)
@@ -389,6 +396,7 @@ class ProcessRequests:
         return {
             "processes": len(pids),
             "memory_bytes": self.guard.memory(pids),
+            "cpu_s": self.guard.cpu(pids),
             "disk_used_bytes": (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
             "disk_total_bytes": disk.f_blocks * disk.f_frsize,
         }

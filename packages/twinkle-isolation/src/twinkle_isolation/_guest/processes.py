@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import resource
 import signal
 import struct
 import termios
@@ -62,6 +63,7 @@ def start(
     *,
     namespace_count: int | None,
     syscalls: Filter,
+    open_files: int,
     now: float,
 ) -> Process:
     """Start a program in its own session and process group.
@@ -88,6 +90,7 @@ def start(
                 as_root=as_root,
                 tty=bool(size),
                 syscalls=syscalls,
+                open_files=open_files,
             )
         os.close(report_write)
         report_write = -1
@@ -150,6 +153,7 @@ def _exec(
     as_root: bool,
     tty: bool,
     syscalls: Filter,
+    open_files: int,
 ) -> NoReturn:
     """Become the program (in the forked child); tell `report` what prevents it."""
     try:
@@ -173,6 +177,9 @@ def _exec(
             os.chdir(cwd)
         except OSError as error:
             _give_up(report, "invalid_argument", f"cwd {cwd!r}: {error.strerror}")
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = min(open_files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         linux.set_dumpable(True)
         if as_root:
             linux.unshare(linux.CLONE_NEWUSER)

@@ -153,7 +153,7 @@ def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> int:
         _ROOT_POINT,
         "tmpfs",
         linux.MS_NOSUID | linux.MS_NODEV,
-        f"mode=0755,size={size},nr_inodes={max(4096, size // 4096)}",
+        f"mode=0755,size={size},nr_inodes={max(4096, size // 8192)}",
     )
     _fill_root(layout, sandbox)
     for path, target in layout.links.items():

@@ -27,6 +27,7 @@ from twinkle_isolation._wire import FrameBuffer, FrameError, Message
 __all__ = ["Supervisor"]
 
 _RECEIVE_BYTES = 1 << 18
+_OWN_FILES = 8192
 
 Handler = Callable[[Message, bytes], "Message | None"]
 
@@ -90,7 +91,7 @@ class Supervisor:
         wanted = {
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_DATA: self.sandbox["memory_bytes"],
-            resource.RLIMIT_NOFILE: self.sandbox["open_files"],
+            resource.RLIMIT_NOFILE: _OWN_FILES,  # programs get less, see `processes`
             resource.RLIMIT_MEMLOCK: 64 * 1024,
             resource.RLIMIT_MSGQUEUE: 800 * 1024,
             resource.RLIMIT_SIGPENDING: 1024,

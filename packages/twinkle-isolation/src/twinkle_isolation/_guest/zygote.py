@@ -44,8 +44,6 @@ class _Zygote:
     def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
         self.control = control
         self.namespaces: bool = config["namespaces"]
-        self.uid: int = config["uid"]
-        self.gid: int = config["gid"]
         self.config = config
         self.layout = (
             rootfs.JailLayout.read(config["shares"]) if self.namespaces else rootfs.JailLayout()
@@ -135,7 +133,7 @@ class _Zygote:
         archive = rest.pop(0) if sandbox["archive"] else None
         for cgroup in rest:
             os.write(cgroup, b"0")
-        rootfs.become_user(self.uid, self.gid)
+        rootfs.become_user(sandbox["uid"], sandbox["gid"])
         if self.namespaces:
             rootfs.enter_namespaces(network=sandbox["network"])
             ready_read, ready_write = os.pipe()
