@@ -20,7 +20,12 @@ from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.protocol import SamplingParams
 from twinkle_agentic.rollout import APIMultiTurnRollout, MultiTurnRollout, Rollout
-from twinkle_agentic.rollout.bridge import BridgeError, append_ids, bridge_ids
+from twinkle_agentic.rollout.bridge import (
+    BridgeError,
+    append_ids,
+    bridge_ids,
+    extend_with_bridge,
+)
 from twinkle_agentic.tools import FunctionTool, ToolManager
 
 # The form of Qwen's templates: turns end with a token and a line break, tool messages share one
@@ -558,6 +563,45 @@ def test_traces_leave_the_tokens_out(template: Template, echo: ToolManager, tmp_
     record = json.loads(Path(outs[0]["trace_path"]).read_text())
     assert record["trajectory"]["messages"] == outs[0]["messages"]
     assert "input_ids" not in record["trajectory"]
+
+
+def test_a_subclass_adds_to_the_trace(
+    template: Template, echo: ToolManager, tmp_path: Path
+) -> None:
+    class Annotated(MultiTurnRollout):
+        def _build_trace_record(self, traj: Any, *, idx: int, success: bool) -> dict[str, Any]:
+            record = super()._build_trace_record(traj, idx=idx, success=success)
+            return {**record, "place": idx}
+
+    sampler: Any = Sampler(template, two_turns)
+    rollout: Any = Annotated(sampler, template, echo, trace_dir=tmp_path)
+    outs = rollout(prompts("a", "b"))
+    assert json.loads(Path(outs[1]["trace_path"]).read_text())["place"] == 1
+
+
+def test_extending_an_input_by_hand_gives_the_same_tokens(
+    template: Template, echo: ToolManager
+) -> None:
+    sampler = Sampler(template, two_turns)
+    feature = template.encode(prompts("a")[0], add_generation_prompt=True)
+    for answer in ("echo a 1", "echo a 2"):
+        (response,) = sampler.sample([feature])
+        said = response.sequences[0].new_input_feature
+        feature = extend_with_bridge(said, [{"role": "tool", "content": answer}], template)
+        assert feature is not None
+    (response,) = sampler.sample([feature])
+    (out,) = rollout_of(sampler, template, echo)(prompts("a"))
+    assert response.sequences[0].new_input_feature["input_ids"] == out["input_ids"]
+
+
+def test_extending_an_input_beyond_the_templates_limit_gives_none() -> None:
+    short = Template(Tokenizer(), max_length=5)
+    feature = {
+        "input_ids": [1, 2],
+        "labels": [1, -100],
+        "messages": [{"role": "user", "content": "a"}],
+    }
+    assert extend_with_bridge(feature, [{"role": "tool", "content": "long" * 9}], short) is None
 
 
 def test_the_output_continues_over_an_endpoint(

@@ -493,6 +493,15 @@ def test_every_exported_name_resolves() -> None:
     assert all(getattr(package, name) is not None for name in package.__all__)
 
 
+def test_a_rollout_of_twinkle_kit_is_named_where_it_is_missing() -> None:
+    import twinkle_agentic.rollout as package
+
+    with pytest.raises(AttributeError, match="part of twinkle-kit"):
+        _ = package.MultiTurnCondenseRollout
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = package.Nothing
+
+
 def test_a_client_can_be_shared(api: Any, echo: ToolManager) -> None:
     client: Any = api("answer")
     assert len(rollout_of(client, echo)(prompts(2))) == 2

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from twinkle_agentic.protocol.sampling import SamplingParams
     from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
     from twinkle_agentic.rollout.base import Rollout
+    from twinkle_agentic.rollout.bridge import extend_with_bridge
     from twinkle_agentic.rollout.finished import FinishedTrajectory, SampledTrajectory
     from twinkle_agentic.rollout.multi_turn import MultiTurnRollout
     from twinkle_agentic.rollout.types import StopReason
@@ -26,6 +27,7 @@ __all__ = [
     "SampledTrajectory",
     "SamplingParams",
     "StopReason",
+    "extend_with_bridge",
 ]
 
 _MODULES = {
@@ -37,11 +39,21 @@ _MODULES = {
     "SampledTrajectory": "twinkle_agentic.rollout.finished",
     "SamplingParams": "twinkle_agentic.protocol.sampling",
     "StopReason": "twinkle_agentic.rollout.types",
+    "extend_with_bridge": "twinkle_agentic.rollout.bridge",
 }
+# Where twinkle-kit is installed its further rollouts stay reachable from here.
+_KIT_MODULES = {"MultiTurnCondenseRollout": "twinkle_agentic.rollout.multi_turn_condense"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    module = _MODULES.get(name) or _KIT_MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if name in _MODULES or error.name != module:
+            raise
+        raise AttributeError(f"{name} is part of twinkle-kit, which is not installed") from None
+    globals()[name] = value
     return value

@@ -169,6 +169,8 @@ class APIMultiTurnRollout(Rollout):
         self.run_last_calls = run_last_calls
         self.on_done = on_done
         self.trace_dir = trace_dir
+        self.trace_callback = trace_callback
+        self.success_callback = success_callback
         self._traces = (
             TraceWriter(trace_dir, trace_callback=trace_callback, success_callback=success_callback)
             if trace_dir

@@ -14,7 +14,7 @@ from typing import Any, cast
 from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.rollout.structural import Template
 
-__all__ = ["IGNORED", "BridgeError", "append_ids", "bridge_ids", "plain"]
+__all__ = ["IGNORED", "BridgeError", "append_ids", "bridge_ids", "extend_with_bridge", "plain"]
 
 IGNORED = -100
 """The label of tokens nothing is learnt from."""
@@ -107,6 +107,32 @@ def append_ids(
         return None
     longer.update(refreshed[0])
     return plain(longer)
+
+
+def extend_with_bridge(
+    pif: Mapping[str, Any], tool_messages: Sequence[Mapping[str, Any]], template: Template
+) -> dict[str, Any] | None:
+    """Append tool messages and the next generation prompt to a model input.
+
+    Args:
+        pif: `input_ids` that end with a sampled turn, `labels`, `messages`; not changed.
+        tool_messages: The answers to the calls of that turn.
+        template: As for `MultiTurnRollout`.
+
+    Returns:
+        The longer input with the longer `messages`; `None` where the template drops it for its
+        length.
+
+    Raises:
+        BridgeError: The chat template does not render it as a continuation.
+    """
+    messages = items_of(pif.get("messages"))
+    last_id = int(pif["input_ids"][-1])
+    ids = bridge_ids(template, messages, tool_messages, last_id=last_id)
+    longer = append_ids(template, pif, ids)
+    if longer is not None:
+        longer["messages"] = [*messages, *tool_messages]
+    return longer
 
 
 def plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from twinkle_agentic.rollout.checks import check_trajectories, one_sample, resol
 from twinkle_agentic.rollout.finished import SampledTrajectory
 from twinkle_agentic.rollout.sampled_run import SampledRun
 from twinkle_agentic.rollout.structural import SampledSequence, Sampler, SampleResponse, Template
-from twinkle_agentic.rollout.trace import TraceWriter
+from twinkle_agentic.rollout.trace import TraceWriter, trace_record
 from twinkle_agentic.rollout.types import require_positive
 from twinkle_agentic.tools.threads import ThreadPool, use_pool
 
@@ -95,9 +95,17 @@ class MultiTurnRollout(Rollout):
         self.max_turns = max_turns
         self.max_trajectory_tokens = max_trajectory_tokens
         self.tool_timeout_s = tool_timeout_s
+        self.trace_dir = trace_dir
+        self.trace_callback = trace_callback
+        self.success_callback = success_callback
         self._threads = ThreadPool(max_threads)
         self._traces = (
-            TraceWriter(trace_dir, trace_callback=trace_callback, success_callback=success_callback)
+            TraceWriter(
+                trace_dir,
+                trace_callback=trace_callback,
+                success_callback=success_callback,
+                build_record=self._build_trace_record,
+            )
             if trace_dir
             else None
         )
@@ -128,7 +136,8 @@ class MultiTurnRollout(Rollout):
             raise TypeError(f"unknown overrides {unknown}: a call takes {', '.join(_OVERRIDES)}")
         given = check_trajectories(trajectories)
         override: Any = kwargs.get("tool_manager")
-        managers = resolve_managers(override or self.tool_manager, len(given))
+        manager = self.tool_manager if override is None else override
+        managers = resolve_managers(manager, len(given))
         params = one_sample(kwargs.get("sampling_params") or self.sampling_params)
         started = time.monotonic()
         runs = [
@@ -179,6 +188,12 @@ class MultiTurnRollout(Rollout):
                 raise RuntimeError(f"response {number} of the sampler has no sequence")
             sequences.append(response.sequences[0])
         return sequences
+
+    def _build_trace_record(
+        self, traj: dict[str, Any], *, idx: int, success: bool
+    ) -> dict[str, Any]:
+        """Make what is written of a trajectory; a subclass may add to it."""
+        return trace_record(traj, idx=idx, success=success)
 
     async def _run_tools(self, runs: Sequence[SampledRun]) -> None:
         use_pool(self._threads)

@@ -14,7 +14,7 @@ from typing import Any
 from twinkle_agentic.rollout.types import user_data_of
 from twinkle_agentic.tools.text import to_jsonable
 
-__all__ = ["TraceWriter"]
+__all__ = ["TraceWriter", "trace_record"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class TraceWriter:
         trace_callback: Says of a finished trajectory whether to write it; by default all.
         success_callback: Says whether it is a success, for the `ok-` or `fail-` in the name; by
             default none is.
+        build_record: Makes what is written, in place of `trace_record`.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class TraceWriter:
         *,
         trace_callback: Callable[[dict[str, Any]], bool] | None = None,
         success_callback: Callable[[dict[str, Any]], bool] | None = None,
+        build_record: Callable[..., dict[str, Any]] | None = None,
     ) -> None:
         self.trace_dir = Path(trace_dir)
         self.trace_callback = trace_callback
         self.success_callback = success_callback
+        self._build_record = build_record or trace_record
         self.trace_dir.mkdir(parents=True, exist_ok=True)
 
     def write(
@@ -82,16 +85,7 @@ class TraceWriter:
                 return None, None
             success = self.success_callback is not None and bool(self.success_callback(trajectory))
             path = self.trace_dir / _name(trajectory, position, global_step, success)
-            record = {
-                "trajectory": {k: v for k, v in trajectory.items() if k not in _LEFT_OUT},
-                "ground_truth": user_data_of(trajectory).get("ground_truth") or "",
-                "stop_reason": trajectory.get("stop_reason"),
-                "truncated": bool(trajectory.get("truncated")),
-                "turns": trajectory.get("turns"),
-                "success": success,
-            }
-            if trajectory.get("error"):
-                record["error"] = trajectory["error"]
+            record = self._build_record(trajectory, idx=position, success=success)
             if raw_replies:
                 record["raw_replies"] = raw_replies
             text = json.dumps(to_jsonable(record), ensure_ascii=False, indent=2)
@@ -101,6 +95,27 @@ class TraceWriter:
             problem = f"{type(error).__name__}: {error}"
             logger.warning("the trace of trajectory %d was not written: %s", position, problem)
             return None, problem
+
+
+def trace_record(trajectory: dict[str, Any], *, idx: int, success: bool) -> dict[str, Any]:
+    """Make what is written of a trajectory.
+
+    Args:
+        trajectory: Finished.
+        idx: Its place in the batch.
+        success: Whether `success_callback` calls it one.
+    """
+    record = {
+        "trajectory": {k: v for k, v in trajectory.items() if k not in _LEFT_OUT},
+        "ground_truth": user_data_of(trajectory).get("ground_truth") or "",
+        "stop_reason": trajectory.get("stop_reason"),
+        "truncated": bool(trajectory.get("truncated")),
+        "turns": trajectory.get("turns"),
+        "success": success,
+    }
+    if trajectory.get("error"):
+        record["error"] = trajectory["error"]
+    return record
 
 
 def _name(
