@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -62,12 +63,12 @@ class Completion:
     logprobs: list[Any] | None = None
 
 
-def read_completion(status: int, headers: dict[str, str], body: bytes) -> Completion:
+def read_completion(status: int, headers: Mapping[str, str], body: bytes) -> Completion:
     """Turn an HTTP reply into a completion.
 
     Args:
         status: HTTP status.
-        headers: Response headers, names in lower case.
+        headers: Response headers, asked for by names in lower case.
         body: The complete body.
 
     Raises:
@@ -106,7 +107,7 @@ def read_completion(status: int, headers: dict[str, str], body: bytes) -> Comple
     )
 
 
-def error_of(status: int, headers: dict[str, str], body: bytes) -> ApiStatusError:
+def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ApiStatusError:
     """Make the error for a reply whose status is not 200."""
     try:
         decoded: Any = json.loads(body)
@@ -122,7 +123,7 @@ def error_of(status: int, headers: dict[str, str], body: bytes) -> ApiStatusErro
     return _classified(status, text, code, parse_retry_after(headers))
 
 
-def _in_band_error(error: Any, headers: dict[str, str]) -> ApiStatusError:
+def _in_band_error(error: Any, headers: Mapping[str, str]) -> ApiStatusError:
     """Make the error for a reply with status 200 and an error in it."""
     text, code = _words(error)
     status = int(code) if code.isdecimal() and 400 <= int(code) < 600 else 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -65,12 +66,12 @@ class RetryPolicy:
         return delay if error.retry_after_s is None else max(delay, error.retry_after_s)
 
 
-def parse_retry_after(headers: dict[str, str]) -> float | None:
+def parse_retry_after(headers: Mapping[str, str]) -> float | None:
     """Read how many seconds a server asks to wait.
 
     Args:
-        headers: Response headers, names in lower case: `retry-after-ms`, or `retry-after` in
-            seconds or as a date.
+        headers: Response headers, asked for by names in lower case: `retry-after-ms`, or
+            `retry-after` in seconds or as a date.
 
     Returns:
         Seconds >= 0; `None` where the header is absent or unreadable.

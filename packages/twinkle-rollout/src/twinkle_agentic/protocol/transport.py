@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import ssl
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -98,11 +98,11 @@ class HttpTransport:
         *,
         headers: dict[str, str] | None = None,
         params: dict[str, str] | None = None,
-    ) -> tuple[int, dict[str, str], bytes]:
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request and read the whole reply; the caller bounds the time.
 
         Returns:
-            Status, headers (names in lower case), body.
+            Status, headers (found whatever the case of their names), body.
 
         Raises:
             ApiConnectionError: No connection, or it broke before the reply was complete.
@@ -129,8 +129,7 @@ class HttpTransport:
                         response.close()
                         raise self._too_large(f"more than {self.max_response_bytes} bytes")
                     chunks.append(chunk)
-                found = {name.lower(): value for name, value in response.headers.items()}
-                return response.status, found, b"".join(chunks)
+                return response.status, response.headers, b"".join(chunks)
         except aiohttp.InvalidURL as error:
             raise ApiReplyError(
                 f"{self.url!r} is no valid URL: correct base_url", kind=ApiErrorKind.REFUSED
