@@ -19,6 +19,7 @@ __all__ = [
     "CLONE_NEWUSER",
     "CLONE_NEWUTS",
     "bring_up_loopback",
+    "close_descriptors",
     "drop_capabilities",
     "forbid_new_privileges",
     "ignore_signal",
@@ -29,6 +30,7 @@ __all__ = [
     "set_dumpable",
     "set_parent_death_signal",
     "sethostname",
+    "setns",
     "unshare",
 ]
 
@@ -48,8 +50,6 @@ MS_REMOUNT = 32
 MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
-
-CAP_SYS_RESOURCE = 24
 
 _MNT_DETACH = 2
 _SECCOMP_MODE_FILTER = 2
@@ -88,6 +88,20 @@ def ignore_signal(number: int, frame: FrameType | None) -> None:
 def unshare(flags: int) -> None:
     """Move this process into new namespaces (`CLONE_NEW*`)."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def close_descriptors(keep: set[int]) -> None:
+    """Close every descriptor of this process but those in `keep`."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def setns(namespace: int) -> None:
+    """Move this process into the namespace that the descriptor stands for."""
+    _check(_libc.setns(namespace, 0), "setns")
 
 
 def mount(
@@ -166,16 +180,14 @@ def install_filter(program: int) -> None:
     _check(result, "prctl(SECCOMP)")
 
 
-def drop_capabilities(keep: tuple[int, ...] = ()) -> None:
-    """Drop every capability but `keep` (effective and permitted), and the whole bounding set."""
+def drop_capabilities() -> None:
+    """Drop every capability, and the whole bounding set."""
     for capability in range(64):
         # The kernel knows fewer than 64; EINVAL past its last one.
         if _prctl(_PR_CAPBSET_DROP, capability) < 0 and capability > 40:
             break
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    bits = sum(1 << capability for capability in keep)
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    low, high = bits & 0xFFFFFFFF, bits >> 32
-    data = struct.pack("IIIIII", low, low, 0, high, high, 0)
+    data = bytes(24)
     with contextlib.suppress(AttributeError):
         _check(_libc.capset(header, data), "capset")

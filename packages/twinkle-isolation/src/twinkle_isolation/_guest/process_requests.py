@@ -13,8 +13,7 @@ from twinkle_isolation._guest import archive, orphans, processes
 from twinkle_isolation._guest.files import Failure, Paths
 from twinkle_isolation._guest.guard import INTERVAL_S, DiskWatch, Guard
 from twinkle_isolation._guest.outbox import Outbox
-from twinkle_isolation._guest.processes import Process
-from twinkle_isolation._guest.seccomp import filter_for
+from twinkle_isolation._guest.processes import Launch, Process
 from twinkle_isolation._wire import Message
 
 __all__ = ["ProcessRequests"]
@@ -35,23 +34,21 @@ class ProcessRequests:
         outbox: Outbox,
         selector: selectors.BaseSelector,
         *,
-        namespace_count: int | None,
+        launch: Launch,
         disk: DiskWatch | None,
     ) -> None:
-        self.namespace_count = namespace_count
-        namespaces = self.namespaces = namespace_count is not None
+        self.launch = launch
+        namespaces = self.namespaces = launch.root_namespace is not None
         self.paths = paths
         self.outbox = outbox
         self.selector = selector
         self.env: dict[str, str] = {str(k): str(v) for k, v in sandbox["env"].items()}
-        self.syscalls = filter_for(os.uname().machine, accounted=bool(sandbox["accounted"]))
         self.guard = Guard(
             memory_bytes=sandbox["memory_bytes"],
             processes=sandbox["processes"],
             namespaces=namespaces,
             disk=disk,
         )
-        self.open_files = int(sandbox["open_files"])
         self.processes: dict[int, Process] = {}
         self.by_pid: dict[int, Process] = {}
         self.guard_at: float | None = None
@@ -121,15 +118,7 @@ class ProcessRequests:
             env.setdefault("TERM", "xterm-256color")
         env |= {str(k): str(v) for k, v in message.get("env", {}).items()}
         now = time.monotonic()
-        process = processes.start(
-            message,
-            env,
-            cwd,
-            namespace_count=self.namespace_count,
-            syscalls=self.syscalls,
-            open_files=self.open_files,
-            now=now,
-        )
+        process = processes.start(message, env, cwd, launch=self.launch, now=now)
         self.outbox.send({"id": process.id, "ev": "start", "pid": process.pid})
         self.hold_process(process)
         if self.guard_at is None:

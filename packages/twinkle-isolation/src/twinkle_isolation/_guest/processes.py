@@ -7,21 +7,69 @@ import fcntl
 import os
 import pty
 import resource
+import select
 import signal
 import struct
 import termios
+import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from twinkle_isolation._guest import linux
 from twinkle_isolation._guest.files import Failure
-from twinkle_isolation._guest.rootfs import GUEST_GID, GUEST_UID, map_user
 from twinkle_isolation._guest.seccomp import Filter
 
-__all__ = ["Process", "resize", "start"]
+__all__ = ["Launch", "Process", "resize", "start"]
 
-_OPEN_NAMESPACES = 64  # more than commands of `root` leave behind in a sandbox at any time
+_EXEC_TIMEOUT_S = 5.0
+_WAKE_INTERVAL_S = 0.02
+_BADNESS = b"1000"  # the kernel takes sandboxes before servers, programs before their supervisor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What every program of the sandbox is started with.
+
+    Attributes:
+        root_namespace: The user namespace that programs of `root` enter; `None` without namespaces.
+        badness: A descriptor of this process's `oom_score_adj`, and its own value.
+    """
+
+    root_namespace: int | None
+    syscalls: Filter
+    open_files: int
+    badness: tuple[int, bytes] | None
+
+    @classmethod
+    def prepare(cls, *, root_namespace: int | None, syscalls: Filter, open_files: int) -> Launch:
+        """Open what is closed to this process once nobody may look into it."""
+        badness = None
+        with contextlib.suppress(OSError):
+            fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            badness = (fd, os.pread(fd, 16, 0))
+        return cls(
+            root_namespace=root_namespace,
+            syscalls=syscalls,
+            open_files=open_files,
+            badness=badness,
+        )
+
+    @contextlib.contextmanager
+    def as_first_victim(self) -> Iterator[None]:
+        """What is forked meanwhile goes first when memory ends; anybody may make that worse."""
+        if self.badness is None:
+            yield
+            return
+        fd, own = self.badness
+        with contextlib.suppress(OSError):
+            os.pwrite(fd, _BADNESS, 0)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, own, 0)
 
 
 @dataclass
@@ -61,50 +109,37 @@ def start(
     env: dict[str, str],
     cwd: str,
     *,
-    namespace_count: int | None,
-    syscalls: Filter,
-    open_files: int,
+    launch: Launch,
     now: float,
 ) -> Process:
     """Start a program in its own session and process group.
 
+    Waits until it has begun, at most 5 seconds: other programs of the sandbox may stop it before.
+
     Raises:
         Failure: The directory or the program is not there or may not be used, or no process can be
-        made.
+            made, or it did not begin in time.
     """
-    as_root = namespace_count is not None and request["user"] == "root"
     size = request.get("pty")
     child_fds, streams, stdin = _open_pty(size) if size else _open_pipes(bool(request.get("stdin")))
     report_read, report_write = os.pipe()
-    if as_root and namespace_count is not None:
-        os.pwrite(namespace_count, str(_OPEN_NAMESPACES).encode(), 0)
     try:
-        pid = os.fork()
-        if pid == 0:
-            _exec(
-                request,
-                env,
-                cwd,
-                child_fds,
-                report_write,
-                as_root=as_root,
-                tty=bool(size),
-                syscalls=syscalls,
-                open_files=open_files,
-            )
+        with launch.as_first_victim():
+            pid = os.fork()
+            if pid == 0:
+                _exec(request, env, cwd, child_fds, report_write, launch=launch, tty=bool(size))
         os.close(report_write)
         report_write = -1
-        report = _read_all(report_read)
+        report = _read_report(report_read, pid)
     except OSError as error:
         _close([*streams.values(), *([] if stdin is None or size else [stdin])])
         raise Failure("resource_exhausted", f"no new process: {error.strerror}") from error
     finally:
-        if as_root and namespace_count is not None:
-            os.pwrite(namespace_count, b"0", 0)
         _close({*child_fds, report_read} | ({report_write} if report_write >= 0 else set()))
     if report:
         _close([*streams.values(), *([] if stdin is None or size else [stdin])])
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)  # it may be stopped on its way out
             os.waitpid(pid, 0)
         code, _, text = report.decode(errors="replace").partition(":")
         raise Failure(code, text)
@@ -150,12 +185,14 @@ def _exec(
     fds: tuple[int, int, int],
     report: int,
     *,
-    as_root: bool,
+    launch: Launch,
     tty: bool,
-    syscalls: Filter,
-    open_files: int,
 ) -> NoReturn:
-    """Become the program (in the forked child); tell `report` what prevents it."""
+    """Become the program (in the forked child); tell `report` what prevents it.
+
+    Until `execve` this process is the supervisor's image: it stays closed to others of its user,
+    and gives up the supervisor's descriptors first.
+    """
     try:
         os.setsid()
         for number in (
@@ -170,6 +207,8 @@ def _exec(
         # Descriptors 0-2 of the supervisor are /dev/null, so the new ones are all above.
         for target, fd in enumerate(fds):
             os.dup2(fd, target, inheritable=True)
+        root = launch.root_namespace if request["user"] == "root" else None
+        linux.close_descriptors({0, 1, 2, report, *([] if root is None else [root])})
         if tty:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.umask(0o022)
@@ -178,21 +217,13 @@ def _exec(
         except OSError as error:
             _give_up(report, "invalid_argument", f"cwd {cwd!r}: {error.strerror}")
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        files = min(open_files, hard)
+        files = min(launch.open_files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-        linux.set_dumpable(True)
-        if as_root:
-            linux.unshare(linux.CLONE_NEWUSER)
-            map_user(0, GUEST_UID, 0, GUEST_GID)
+        if root is not None:
+            linux.setns(root)
             # Else the program starts with none: that is what exec does for everybody but user 0.
             linux.drop_capabilities()
-        # The kernel takes sandboxes before servers, and programs before their supervisor.
-        with (
-            contextlib.suppress(OSError),
-            open("/proc/self/oom_score_adj", "wb", buffering=0) as file,
-        ):
-            file.write(b"1000")
-        syscalls.install()
+        launch.syscalls.install()
         os.execve(_find(request["args"][0], env.get("PATH", "")), request["args"], env)
     except (FileNotFoundError, NotADirectoryError):
         _give_up(report, "not_found", f"no such program: {request['args'][0]!r}")
@@ -221,11 +252,25 @@ def _give_up(report: int, code: str, text: str) -> NoReturn:
         os._exit(127)
 
 
-def _read_all(fd: int) -> bytes:
+def _read_report(fd: int, pid: int) -> bytes:
+    """Return what the child could not do; nothing once it is the program.
+
+    Whoever stops it on its way (`kill(-1, SIGSTOP)` in a loop) is answered with SIGCONT.
+    """
     parts: list[bytes] = []
-    while part := os.read(fd, 4096):
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    deadline = time.monotonic() + _EXEC_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if not poll.poll(_WAKE_INTERVAL_S * 1000):
+            os.kill(pid, signal.SIGCONT)
+            continue
+        part = os.read(fd, 4096)
+        if not part:
+            return b"".join(parts)
         parts.append(part)
-    return b"".join(parts)
+    text = f"the program did not begin in {_EXEC_TIMEOUT_S:g} s: others of the sandbox stop it"
+    return f"resource_exhausted:{text}".encode()
 
 
 def _close(fds: Any) -> None:

@@ -8,12 +8,21 @@ directories into it, and pivots.
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass, field
 from typing import Any
 
 from twinkle_isolation._guest import linux
 
-__all__ = ["GUEST_GID", "GUEST_UID", "JailLayout", "become_user", "enter_namespaces", "enter_root"]
+__all__ = [
+    "GUEST_GID",
+    "GUEST_UID",
+    "JailLayout",
+    "become_user",
+    "enter_namespaces",
+    "enter_root",
+    "make_root_user",
+]
 
 GUEST_UID = 1000
 GUEST_GID = 1000
@@ -133,6 +142,24 @@ def enter_namespaces(*, network: bool) -> None:
     map_user(GUEST_UID, uid, GUEST_GID, gid)
 
 
+def make_root_user(processes: int) -> int:
+    """Leave for a user namespace in which the sandbox's user is root; return its descriptor.
+
+    Programs of `root` enter it. It is made before there is any program, by a process that is none
+    of the sandbox's: who runs as the same user owns it, and could look into whoever is on its way
+    in. After it the sandbox may make no other.
+
+    Args:
+        processes: How many the sandbox may have. The kernel notes it with the new namespace.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = processes if hard == resource.RLIM_INFINITY else min(processes, hard)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    linux.unshare(linux.CLONE_NEWUSER)
+    map_user(0, GUEST_UID, 0, GUEST_GID)
+    return os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+
+
 def map_user(inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
     """Write the one-line uid and gid maps of a user namespace this process just made."""
     _write("/proc/self/setgroups", b"deny")
@@ -140,12 +167,8 @@ def map_user(inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> 
     _write("/proc/self/gid_map", f"{inner_gid} {outer_gid} 1".encode())
 
 
-def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> int:
-    """Build the sandbox's root and make it `/`; for process 1 of the new namespaces.
-
-    Returns:
-        A descriptor for the count of user namespaces that may be made, which is 0 now.
-    """
+def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
+    """Build the sandbox's root and make it `/`; for process 1 of the new namespaces."""
     size = int(sandbox["disk_bytes"])
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount(
@@ -166,12 +189,11 @@ def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> int:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             _write(target, b"", create=True)
         linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
-    namespace_count = _mount_system(sandbox)
+    _mount_system(sandbox)
     linux.pivot_root_here(_ROOT_POINT)
     linux.sethostname(str(sandbox["hostname"]))
     if not sandbox["network"]:
         linux.bring_up_loopback()
-    return namespace_count
 
 
 def _fill_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
@@ -188,7 +210,7 @@ def _fill_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
     _write(f"{root}/etc/hosts", hosts.encode(), create=True)
 
 
-def _mount_system(sandbox: dict[str, Any]) -> int:
+def _mount_system(sandbox: dict[str, Any]) -> None:
     quiet = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     dev = f"{_ROOT_POINT}/dev"
     os.mkdir(dev)
@@ -211,8 +233,7 @@ def _mount_system(sandbox: dict[str, Any]) -> int:
     os.mkdir(proc)
     linux.mount("proc", proc, "proc", quiet)
     # Nobody in this sandbox makes another user namespace (and gains capabilities over it).
-    count = os.open(f"{proc}/sys/user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC)
-    os.pwrite(count, b"0", 0)  # at any other place a write is passed over
+    _write(f"{proc}/sys/user/max_user_namespaces", b"0")
     # Where the sandbox's user is the host's root, the kernel's switches would be its to turn.
     for name in _PROC_READ_ONLY:
         path = f"{proc}/{name}"
@@ -220,7 +241,6 @@ def _mount_system(sandbox: dict[str, Any]) -> int:
             linux.mount(path, path, None, linux.MS_BIND | linux.MS_REC)
             remount = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY
             linux.mount(None, path, None, remount | quiet)
-    return count
 
 
 def _write(path: str, content: bytes, *, create: bool = False) -> None:

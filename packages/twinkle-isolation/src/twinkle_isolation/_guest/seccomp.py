@@ -1,8 +1,10 @@
 """A system call filter for the programs of a sandbox.
 
 It takes away what has a large kernel surface and no use for a program that is to run code:
-mounting, other namespaces, keys, kernel modules, bpf, io_uring and the like. It is a second line
-behind the namespaces and the missing capabilities, not a list of what is safe.
+mounting, other namespaces, keys, kernel modules, bpf, io_uring and the like; and what reaches into
+the supervisor, which is the same user: tracing, other processes' memory, descriptors and limits,
+and the priority of process 1. It is a second line behind the namespaces and the missing
+capabilities, not a list of what is safe.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ _DENIED = {
     "init_module": (175, 105),
     "ioperm": (173, -1),
     "iopl": (172, -1),
+    "kcmp": (312, 272),
     "kexec_file_load": (320, 294),
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
@@ -55,7 +58,11 @@ _DENIED = {
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
     "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
     "quotactl": (179, 60),
     "reboot": (169, 142),
     "request_key": (249, 218),
@@ -77,12 +84,28 @@ _ABSENT = {  # as on a kernel without them, so that programs take their other wa
 }
 _UNACCOUNTED = {  # memory that no process owns: only a cgroup limits it
     "memfd_create": (319, 279),
+    "msgget": (68, 186),
+    "semget": (64, 190),
     "shmget": (29, 194),
 }
 _UNSHARE = (272, 97)
 _CLONE = (56, 220)
-_IOCTL = (16, 29)
-_TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_PRLIMIT = (302, 261)
+_SUPERVISOR_PID = 1
+# name: x86_64, aarch64, and the argument with a value that is refused
+_REFUSED_VALUES = {
+    "fcntl F_SETLEASE": (72, 25, 1, 1024),  # whoever opens the file then waits for the holder
+    "ioctl TIOCLINUX": (16, 29, 1, 0x541C),
+    "ioctl TIOCSTI": (16, 29, 1, 0x5412),
+    "ioprio_set IOPRIO_WHO_USER": (251, 30, 0, 3),
+    "ioprio_set": (251, 30, 1, _SUPERVISOR_PID),
+    "sched_setaffinity": (203, 122, 0, _SUPERVISOR_PID),
+    "sched_setattr": (314, 274, 0, _SUPERVISOR_PID),
+    "sched_setparam": (142, 118, 0, _SUPERVISOR_PID),
+    "sched_setscheduler": (144, 119, 0, _SUPERVISOR_PID),
+    "setpriority PRIO_USER": (141, 140, 0, 2),
+    "setpriority": (141, 140, 1, _SUPERVISOR_PID),
+}
 
 
 class Filter:
@@ -142,11 +165,21 @@ def _compile(machine: str, *, accounted: bool) -> bytes:
             _refuse(errno.EPERM),
             _step(_LD_W_ABS, 0, 0, _AT_NR),
         ]
-    code.append(_step(_JEQ, 0, 1 + 2 * len(_TERMINAL_INJECTION), _IOCTL[column]))
-    code.append(_step(_LD_W_ABS, 0, 0, _AT_ARGS + 8))
-    for request in _TERMINAL_INJECTION:
-        code += [_step(_JEQ, 0, 1, request), _refuse(errno.EPERM)]
-    code.append(_step(_RET, 0, 0, _RET_ALLOW))
+    for *numbers, argument, value in _REFUSED_VALUES.values():
+        code += [
+            _step(_JEQ, 0, 4, numbers[column]),
+            _step(_LD_W_ABS, 0, 0, _AT_ARGS + 8 * argument),
+            _step(_JEQ, 0, 1, value),
+            _refuse(errno.EPERM),
+            _step(_LD_W_ABS, 0, 0, _AT_NR),
+        ]
+    code += [  # own limits only, which are those of process 0
+        _step(_JEQ, 0, 3, _PRLIMIT[column]),
+        _step(_LD_W_ABS, 0, 0, _AT_ARGS),
+        _step(_JEQ, 1, 0, 0),
+        _refuse(errno.EPERM),
+        _step(_RET, 0, 0, _RET_ALLOW),
+    ]
     return b"".join(code)
 
 

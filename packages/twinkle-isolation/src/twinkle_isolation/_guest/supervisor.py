@@ -22,6 +22,8 @@ from twinkle_isolation._guest.files import Failure, Paths
 from twinkle_isolation._guest.guard import DiskWatch
 from twinkle_isolation._guest.outbox import Outbox
 from twinkle_isolation._guest.process_requests import ProcessRequests
+from twinkle_isolation._guest.processes import Launch
+from twinkle_isolation._guest.seccomp import filter_for
 from twinkle_isolation._wire import FrameBuffer, FrameError, Message
 
 __all__ = ["Supervisor"]
@@ -36,12 +38,12 @@ class Supervisor:
     """Serve one sandbox until the host closes `channel`."""
 
     def __init__(
-        self, channel: socket.socket, sandbox: dict[str, Any], *, namespace_count: int | None
+        self, channel: socket.socket, sandbox: dict[str, Any], *, root_namespace: int | None
     ) -> None:
         self.channel = channel
         self.sandbox = sandbox
-        self.namespace_count = namespace_count
-        namespaces = self.namespaces = namespace_count is not None
+        self.root_namespace = root_namespace
+        namespaces = self.namespaces = root_namespace is not None
         self.base: str | None = None if namespaces else sandbox["directory"]
 
     def set_up(self, archive_fd: int | None) -> None:
@@ -51,8 +53,12 @@ class Supervisor:
                 os.makedirs(f"{self.base}/{name}", exist_ok=True)
         self.limit_resources()
         linux.forbid_new_privileges()
-        # CAP_SYS_RESOURCE lets it open the count of user namespaces for a moment (see `processes`).
-        linux.drop_capabilities(keep=(linux.CAP_SYS_RESOURCE,) if self.namespaces else ())
+        linux.drop_capabilities()
+        launch = Launch.prepare(
+            root_namespace=self.root_namespace,
+            syscalls=filter_for(os.uname().machine, accounted=bool(self.sandbox["accounted"])),
+            open_files=int(self.sandbox["open_files"]),
+        )
         linux.set_dumpable(False)
         if archive_fd is not None:
             archive.restore(archive_fd, self.base or "/")
@@ -77,7 +83,7 @@ class Supervisor:
             paths,
             self.outbox,
             self.selector,
-            namespace_count=self.namespace_count,
+            launch=launch,
             disk=disk,
         )
         self.handlers: dict[str, Handler] = {"flow": self.op_flow}

@@ -137,9 +137,11 @@ class _Zygote:
         if self.namespaces:
             rootfs.enter_namespaces(network=sandbox["network"])
             ready_read, ready_write = os.pipe()
+            ours, theirs = socket.socketpair()
             pid = os.fork()
             if pid:
                 os.close(ready_write)
+                socket.send_fds(ours, [b"r"], [rootfs.make_root_user(sandbox["processes"] + 1)])
                 failure = os.read(ready_read, 4096)
                 if failure:
                     self.answer(request["id"], error=failure.decode(errors="replace"))
@@ -148,9 +150,11 @@ class _Zygote:
                 os._exit(0)
             os.close(ready_read)
             self.control.close()
+            ours.close()  # so that the other's end is noticed
             try:
-                count = rootfs.enter_root(self.layout, sandbox)
-                supervisor = self.prepare(sandbox, channel, archive, ready_write, count)
+                _, (root,), _, _ = socket.recv_fds(theirs, 1, 1)
+                rootfs.enter_root(self.layout, sandbox)
+                supervisor = self.prepare(sandbox, channel, archive, ready_write, root)
             except BaseException as error:
                 os.write(ready_write, f"{type(error).__name__}: {error}".encode()[:4096])
                 os._exit(1)
@@ -171,22 +175,14 @@ class _Zygote:
         channel: int,
         archive: int | None,
         keep: int,
-        namespace_count: int | None,
+        root_namespace: int | None,
     ) -> Supervisor:
         connection = socket.socket(fileno=os.dup(channel))
-        supervisor = Supervisor(connection, sandbox, namespace_count=namespace_count)
-        kept = {connection.fileno(), keep, archive, namespace_count}
-        _close_all_but({fd for fd in kept if fd is not None})
+        supervisor = Supervisor(connection, sandbox, root_namespace=root_namespace)
+        kept = {connection.fileno(), keep, archive, root_namespace}
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        linux.close_descriptors({0, 1, 2, *(fd for fd in kept if fd is not None)})
         supervisor.set_up(archive)
         return supervisor
-
-
-def _close_all_but(keep: set[int]) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd > 2 and fd not in keep:
-            with contextlib.suppress(OSError):
-                os.close(fd)
