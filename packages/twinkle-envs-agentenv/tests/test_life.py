@@ -105,6 +105,23 @@ def test_interpreter_exit_kills_all(server: Any) -> None:
     assert server.sandboxes == {}
 
 
+def test_threads_in_the_middle_of_commands_do_not_outlive_the_interpreter(server: Any) -> None:
+    trainer = client(
+        server,
+        "def work():\n"
+        "    one = make(); one.reset()\n"
+        "    while True: one.step('run_command', {'command': 'sleep 60'})\n"
+        "for _ in range(6): threading.Thread(target=work, daemon=True).start()\n"
+        "sys.stdin.read()\n"
+        "sys.exit(3)\n",
+        stdin=subprocess.PIPE,
+    )
+    until(lambda: server.count("POST", "/process.Process/Start") == 6, 60)
+    _, err = trainer.communicate(timeout=60)
+    assert (trainer.returncode, err) == (3, "")
+    assert server.sandboxes == {}
+
+
 def test_an_uncaught_exception_kills_all(server: Any) -> None:
     trainer = client(server, "env.reset()\nraise SystemExit(3)")
     trainer.communicate(timeout=60)
@@ -124,7 +141,7 @@ def test_ctrl_c_during_a_command_kills(server: Any) -> None:
     until(lambda: server.count("POST", "/process.Process/Start") == 1, 60)
     trainer.send_signal(signal.SIGINT)
     trainer.communicate(timeout=30)
-    assert trainer.returncode != 0
+    assert trainer.returncode == -signal.SIGINT
     assert server.sandboxes == {}
 
 
@@ -151,7 +168,7 @@ def test_ctrl_c_during_a_creation_that_succeeds_later(server: Any, how: Any) -> 
     until(lambda: server.count("POST", "/v2/sandboxes") == 1, 60)
     trainer.send_signal(signal.SIGINT)
     trainer.communicate(timeout=30)
-    assert trainer.returncode != 0
+    assert trainer.returncode == -signal.SIGINT
     assert server.creating == 0
     assert server.sandboxes == {}
 
@@ -161,7 +178,7 @@ def test_ctrl_c_during_setup(server: Any) -> None:
     until(lambda: server.count("POST", "/process.Process/Start") == 1, 60)
     trainer.send_signal(signal.SIGINT)
     trainer.communicate(timeout=30)
-    assert trainer.returncode != 0
+    assert trainer.returncode == -signal.SIGINT
     assert server.sandboxes == {}
 
 
@@ -183,7 +200,7 @@ def test_ctrl_c_during_creation_leaves_nothing(server: Any) -> None:
     until(lambda: server.count("POST", "/v2/sandboxes") == 1, 60)
     trainer.send_signal(signal.SIGINT)
     trainer.communicate(timeout=30)
-    assert trainer.returncode != 0
+    assert trainer.returncode == -signal.SIGINT
     until(lambda: server.creating == 0)
     assert server.sandboxes == {}
 

@@ -166,6 +166,24 @@ def test_a_sandbox_that_hangs_is_bounded_and_ends_the_episode(server: Any, make_
     assert env.step("run_command", {"command": "true"}).info["error_kind"] == "timeout"
 
 
+def test_a_sandbox_that_fails_again_and_again_ends_the_episode(server: Any, env: Any) -> None:
+    server.fault(*START, status=502, body="connection refused", times=99)
+    server.fault("GET", "/health", status=502, body="port is not open", times=99)
+    first, second, third = (env.step("run_command", {"command": "true"}) for _ in range(3))
+    assert (first.done, second.done) == (False, False)
+    assert {first.info["error_kind"], second.info["error_kind"]} == {"env"}
+    assert_lost(env, third)
+    assert "3 failures in a row" in third.error
+    assert_lost(env, env.step("read_file", {"path": "/a"}))
+
+
+def test_a_success_between_failures_starts_the_count_anew(server: Any, env: Any) -> None:
+    for _ in range(4):
+        server.fault(*START, status=502, body="connection refused", times=1)
+        assert not env.step("run_command", {"command": "true"}).done
+        assert env.step("run_command", {"command": "true"}).error is None
+
+
 def test_a_file_request_that_hangs_ends_the_episode(server: Any, make_env: Any) -> None:
     env = make_env(request_timeout=0.7)
     env.reset()

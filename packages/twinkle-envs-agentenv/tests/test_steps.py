@@ -254,6 +254,13 @@ def test_a_handler_that_raises_is_an_observation(env: Any) -> None:
     assert (result.done, result.info["error_kind"]) == (False, "tool")
 
 
+def test_a_handler_that_exits_is_an_observation(env: Any) -> None:
+    env.register_tool(schema("t"), lambda e, a: exit(3))
+    result = env.step("t", {})
+    assert (result.done, result.info["error_kind"]) == (False, "tool")
+    assert "SystemExit" in result.observation
+
+
 def test_step_before_reset_and_after_close(make_env: Any) -> None:
     env = make_env()
     assert env.sandbox is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from twinkle_agentic.envs.agentenv.default_tools import seconds_argument, text_argument
 from twinkle_agentic.envs.agentenv.hold import Hold
 from twinkle_agentic.envs.agentenv.types import ExecResult, SandboxSpec
-from twinkle_agentic.envs.agentenv.waiting import check_process, interruptible
+from twinkle_agentic.envs.agentenv.waiting import check_process, exiting, interruptible
 from twinkle_agentic.envs.errors import (
     EnvTimeoutError,
     SandboxError,
@@ -52,9 +52,16 @@ class SandboxAccess:
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The SDK's handle of the running sandbox, for its terminal, file watches and the like."""
+        """The SDK's handle of the running sandbox, for its terminal, file watches and the like.
+
+        Raises:
+            SandboxRefusedError: This process was forked from one that had used the SDK.
+        """
         lease = self._hold.lease
-        return None if lease is None else lease.sandbox
+        if lease is None:
+            return None
+        check_process()
+        return lease.sandbox
 
     @property
     def sandbox_id(self) -> str | None:
@@ -208,6 +215,8 @@ class SandboxAccess:
         if lease is None:
             raise SandboxError("there is no sandbox: call reset() first")
         check_process()
+        if exiting.is_set():
+            raise SandboxError("the interpreter exits")
         try:
             yield lease
         except (SandboxLostError, EnvTimeoutError) as error:
@@ -231,6 +240,8 @@ class SandboxAccess:
             check_alive(lease, read_failure(error).words)
         except SandboxLostError as gone:
             self._end(lease, gone)
+        except SandboxError:  # the server cannot be asked from here
+            return
 
     def _refresh(self) -> None:
         lease = self._hold.lease

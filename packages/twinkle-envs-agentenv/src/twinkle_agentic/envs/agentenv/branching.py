@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 
@@ -15,6 +16,7 @@ from twinkle_agentic.envs.agentenv.gate import create_gate
 from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.recovery import check_alive
 from twinkle_agentic.envs.agentenv.types import SandboxSpec
+from twinkle_agentic.envs.agentenv.waiting import in_flight, pending_creation
 from twinkle_agentic.envs.errors import SandboxError
 
 logger = logging.getLogger(__name__)
@@ -98,9 +100,10 @@ def _fork_some(lease: Lease, count: int) -> tuple[list[Lease], Failure | None, E
     ):
         taken_at = time.monotonic()
         try:
-            answers = lease.sandbox.fork(
-                timeout=max(1, round(spec.sandbox_timeout_s)), count=count, retries=0
-            )
+            with pending_creation(), in_flight():
+                answers = lease.sandbox.fork(
+                    timeout=max(1, math.ceil(spec.sandbox_timeout_s)), count=count, retries=0
+                )
         except Exception as error:
             return [], read_failure(error), error
     made: list[Lease] = []

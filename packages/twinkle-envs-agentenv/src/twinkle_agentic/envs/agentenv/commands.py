@@ -19,6 +19,7 @@ from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.output import Clip, observation_of, stream_clip
 from twinkle_agentic.envs.agentenv.recovery import Recovery, check_alive
 from twinkle_agentic.envs.agentenv.types import ExecResult
+from twinkle_agentic.envs.agentenv.waiting import in_flight
 from twinkle_agentic.envs.errors import EnvTimeoutError, SandboxError
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, clean_text
 
@@ -121,7 +122,7 @@ def run_command(
     if keep_lease:
         lease.cover(timeout_s)  # where that fails the command itself tells
     gate = command_gate(lease.spec.connection.address)
-    with gate.pass_through(_AT_ONCE, timeout_s=lease.spec.queue_timeout_s):
+    with gate.pass_through(_AT_ONCE, timeout_s=lease.spec.queue_timeout_s), in_flight():
         begun = time.monotonic()
         handle = _start(lease, command, mark, timeout_s, cwd=cwd, envs=envs, user=user)
         lease.fresh = False

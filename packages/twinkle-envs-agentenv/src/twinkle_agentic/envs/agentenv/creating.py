@@ -21,7 +21,7 @@ from twinkle_agentic.envs.agentenv.failures import Failure, Fault, read_failure
 from twinkle_agentic.envs.agentenv.gate import create_gate
 from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.types import SandboxSpec
-from twinkle_agentic.envs.agentenv.waiting import exiting, pending_creation
+from twinkle_agentic.envs.agentenv.waiting import exiting, in_flight, pending_creation
 from twinkle_agentic.envs.errors import SandboxError, SandboxUnavailableError
 from twinkle_agentic.tools.text import truncate_middle
 
@@ -77,7 +77,7 @@ def create_sandbox(spec: SandboxSpec, *, extra_labels: Mapping[str, str] | None 
         labels.CREATE_ID: create_id,
         **(extra_labels or {}),
     }
-    with pending_creation():
+    with pending_creation(), in_flight():
         sandbox, taken_at, unsure = _ask(spec, metadata, create_id, params)
         lease = Lease(sandbox, spec, taken_at=taken_at)
     if exiting.is_set():

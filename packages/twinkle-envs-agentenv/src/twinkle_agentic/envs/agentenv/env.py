@@ -30,6 +30,7 @@ from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import (
     ErrorKind,
     SandboxError,
+    SandboxLostError,
     TwinkleEnvError,
 )
 from twinkle_agentic.tools.text import clean_text, to_text
@@ -45,6 +46,7 @@ ToolHandler = Callable[["AgentEnv", dict[str, Any]], Any]
 """`handler(env, arguments) -> text` of a registered tool."""
 
 _FORKS_PER_REQUEST = 16  # AgentENV's limit; the SDK's is 20
+_PATIENCE = 3  # failures of the sandbox in a row, none of them the model's, that end the episode
 
 
 class AgentEnv(SandboxAccess, Env):
@@ -162,6 +164,7 @@ class AgentEnv(SandboxAccess, Env):
         self._pool = pool
         self._custom: dict[str, tuple[ToolInfo, ToolHandler]] = {}
         self._prepared = False
+        self._failures = 0
 
     def register_tool(self, tool_info: ToolInfo, handler: ToolHandler) -> Self:
         """Add a tool that runs in this process.
@@ -244,6 +247,7 @@ class AgentEnv(SandboxAccess, Env):
         from twinkle_agentic.envs.agentenv.recovery import check_alive
 
         self._notes = {}
+        self._failures = 0
         lease = self._hold.lease
         if self._prepared and lease is not None:
             self._prepared = False
@@ -289,15 +293,30 @@ class AgentEnv(SandboxAccess, Env):
             result = StepResult.failed(error)
         except TwinkleEnvError as error:
             result = StepResult.failed(error, done=False)
+        except SystemExit as error:  # of a handler
+            result = StepResult.failed(error, kind=ErrorKind.TOOL, done=False)
         except Exception as error:
             self._look_for_loss(error)
             result = StepResult.failed(error, kind=ErrorKind.TOOL, done=False)
+        self._count(result)
         if self._ended is not None:
             result = StepResult.failed(self._ended)
-        else:
+        elif not result.done:
             self._refresh()
         result.info = {"sandbox_id": self.sandbox_id, **self._notes, **result.info}
         return result
+
+    def _count(self, result: StepResult) -> None:
+        """End an episode whose sandbox fails again and again: what it earns says nothing."""
+        if result.info.get("error_kind") in (None, ErrorKind.TOOL):
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures >= _PATIENCE and self._ended is None:
+            self._ended = SandboxLostError(
+                f"sandbox {self.sandbox_id} is given up after {self._failures} failures in a row "
+                f"(the last: {result.error}); call reset() for a new one"
+            )
 
     def close(self) -> None:
         """Kill the sandbox, from any thread; calling it again does nothing."""

@@ -33,6 +33,7 @@ from e2b.exceptions import (
 )
 
 from twinkle_agentic.envs.agentenv.connection import Connection
+from twinkle_agentic.envs.agentenv.waiting import in_flight
 
 __all__ = [
     "Failure",
@@ -166,7 +167,9 @@ def probe(sandbox_id: str, connection: Connection, *, tries: int = 3) -> Probe:
             request_timeout=min(_PROBE_TIMEOUT_S, connection.request_timeout), retries=0
         )
         try:
-            state = str(getattr(Sandbox.get_info(sandbox_id, **params).state, "value", "running"))
+            with in_flight():
+                info = Sandbox.get_info(sandbox_id, **params)
+            state = str(getattr(info.state, "value", "running"))
         except Exception as error:
             failure = read_failure(error)
             if failure.fault is Fault.NOT_FOUND:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
 from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.recovery import Recovery
+from twinkle_agentic.envs.agentenv.waiting import in_flight
 
 __all__ = ["MAX_FILE_BYTES", "read_bytes", "write_bytes"]
 
@@ -24,7 +25,8 @@ def write_bytes(lease: Lease, path: str, data: bytes) -> None:
     recovery = Recovery(lease, f"writing {path[:200]!r}", repeatable=True)
     while True:
         try:
-            lease.sandbox.files.write(_checked(path), data)  # pyright: ignore[reportUnknownMemberType]
+            with in_flight():
+                lease.sandbox.files.write(_checked(path), data)  # pyright: ignore[reportUnknownMemberType]
         except ToolFaultError:
             raise
         except Exception as error:
@@ -46,7 +48,8 @@ def read_bytes(lease: Lease, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> b
     recovery = Recovery(lease, f"reading {path[:200]!r}", repeatable=True)
     while True:
         try:
-            data = _read(lease, _checked(path), max_bytes)
+            with in_flight():
+                data = _read(lease, _checked(path), max_bytes)
         except ToolFaultError:
             raise
         except Exception as error:

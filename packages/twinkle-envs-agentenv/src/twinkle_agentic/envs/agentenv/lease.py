@@ -7,20 +7,27 @@ are its parent's.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
+import contextlib
 import logging
 import math
 import os
 import threading
 import time
+from collections import deque
 from typing import Any
 
-from e2b import AsyncSandbox, Sandbox
+from e2b import Sandbox
 
 from twinkle_agentic.envs.agentenv.failures import Fault, read_failure
 from twinkle_agentic.envs.agentenv.types import SandboxSpec
-from twinkle_agentic.envs.agentenv.waiting import exiting, wait_for_creations
+from twinkle_agentic.envs.agentenv.waiting import (
+    check_process,
+    exiting,
+    in_flight,
+    wait_for_calls,
+    wait_for_creations,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +36,9 @@ __all__ = ["Lease", "kill_all", "live_leases"]
 _MARGIN_S = 30.0  # a lease outlasts the command that runs in it by this much
 _RENEW_AFTER = 0.05  # of the lease: what has been used of it before a step renews it
 _EXIT_S = 15.0  # the interpreter's exit waits this long for the kills
+_EXIT_CALLS_S = 5.0  # and this long for calls that end because their sandboxes did
+_EXIT_REQUEST_S = 5.0
+_EXIT_THREADS = 16
 
 _lock = threading.Lock()
 _live: dict[str, Lease] = {}
@@ -102,8 +112,12 @@ class Lease:
         """
         self._connect(self._timeout_s)
 
-    def kill(self) -> bool:
+    def kill(self, *, request_timeout: float | None = None) -> bool:
         """End the sandbox; calling it again does nothing.
+
+        Args:
+            request_timeout: Seconds for one try only, with no other; by default as the connection
+                has it.
 
         Returns:
             Whether it is certainly gone. If not, the exit of the interpreter tries once more, and
@@ -111,16 +125,20 @@ class Lease:
         """
         if self._pid != os.getpid():
             return False
-        with self._kill_lock:
+        options: dict[str, Any] = {}
+        if request_timeout is not None:
+            options = {"request_timeout": request_timeout, "retries": 0}
+        with in_flight(), self._kill_lock:
             if self._killed:
                 return True
             try:
-                self.sandbox.kill()
+                self.sandbox.kill(**options)
             except Exception as error:
                 failure = read_failure(error)
                 if failure.fault is not Fault.NOT_FOUND:
                     logger.warning(
-                        "sandbox %s could not be killed (%s): it ends by its timeout of %g s",
+                        "sandbox %s could not be killed (%s): it is left to its timeout of %g s, "
+                        "the exit of this process and a sweep",
                         self.sandbox_id,
                         failure.words,
                         self._timeout_s,
@@ -146,8 +164,10 @@ class Lease:
 
     def _connect(self, seconds: float) -> None:
         # `connect` never shortens what the sandbox has, `set_timeout` would.
+        check_process()
         asked_at = time.monotonic()
-        self.sandbox.connect(timeout=math.ceil(seconds))
+        with in_flight():
+            self.sandbox.connect(timeout=math.ceil(seconds))
         self._ends_at = max(self._ends_at, asked_at + math.ceil(seconds))
 
 
@@ -158,7 +178,7 @@ def live_leases() -> list[Lease]:
 
 
 def kill_all(*, timeout_s: float = _EXIT_S) -> list[str]:
-    """Kill every sandbox this process still holds, all at once.
+    """Kill every sandbox this process still holds, several at once.
 
     Args:
         timeout_s: Seconds to wait for the answers.
@@ -167,27 +187,27 @@ def kill_all(*, timeout_s: float = _EXIT_S) -> list[str]:
         The ids that could not be confirmed gone.
     """
     leases = [lease for lease in live_leases() if not lease.killed]
-    if leases:
-        # No threads: an interpreter that is exiting starts none.
-        asyncio.run(_kill_each(leases, timeout_s))
+    left = deque(leases)
+    deadline = time.monotonic() + timeout_s
+
+    def work() -> None:
+        while left and time.monotonic() < deadline:
+            with contextlib.suppress(IndexError):  # another thread took the last one
+                left.popleft().kill(request_timeout=_EXIT_REQUEST_S)
+
+    threads: list[threading.Thread] = []
+    # Threads, for the SDK's async client crashes an interpreter that exits right after it.
+    for _ in range(min(len(leases), _EXIT_THREADS)):
+        thread = threading.Thread(target=work, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # from 3.12 on an interpreter that is exiting starts none
+            work()
+            break
+        threads.append(thread)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
     return [lease.sandbox_id for lease in leases if not lease.killed]
-
-
-async def _kill_each(leases: list[Lease], timeout_s: float) -> None:
-    tasks = [asyncio.ensure_future(_kill_one(lease)) for lease in leases]
-    _, pending = await asyncio.wait(tasks, timeout=timeout_s)
-    for task in pending:
-        task.cancel()
-
-
-async def _kill_one(lease: Lease) -> None:
-    params: dict[str, Any] = lease.spec.connection.params()
-    try:
-        await AsyncSandbox.kill(lease.sandbox_id, **params)
-    except Exception as error:
-        if read_failure(error).fault is not Fault.NOT_FOUND:
-            return
-    lease.forget()
 
 
 def _enlist(lease: Lease) -> None:
@@ -199,6 +219,8 @@ def _at_exit() -> None:
     exiting.set()
     try:
         left = kill_all(timeout_s=max(5.0, wait_for_creations(_EXIT_S)))
+        # A thread that comes back from the SDK into an interpreter that is gone would abort it.
+        wait_for_calls(_EXIT_CALLS_S)
     except Exception:  # nothing may stop the interpreter from exiting
         logger.exception("the remaining sandboxes could not be killed")
         return

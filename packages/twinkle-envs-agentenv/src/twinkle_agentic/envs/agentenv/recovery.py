@@ -115,6 +115,10 @@ class Recovery:
             f"{self._doing} in sandbox {self._lease.sandbox_id} failed after {self._tries} tries: "
             f"{failure.words}"
         )
+        if failure.fault is Fault.NOT_FOUND:
+            return lost(
+                self._lease, f"it is not found though the server lists it ({failure.words})"
+            )
         if failure.fault is Fault.TIMEOUT:
             return EnvTimeoutError(f"{text}; the server says that the sandbox runs")
         return SandboxError(text, retryable=True)

@@ -12,7 +12,15 @@ from typing import ParamSpec, TypeVar
 from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError
 from twinkle_agentic.tools.threads import ThreadPool
 
-__all__ = ["check_process", "exiting", "interruptible", "pending_creation", "wait_for_creations"]
+__all__ = [
+    "check_process",
+    "exiting",
+    "in_flight",
+    "interruptible",
+    "pending_creation",
+    "wait_for_calls",
+    "wait_for_creations",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,6 +29,7 @@ exiting = threading.Event()
 """Set when the interpreter exits: nothing new is created from then on."""
 
 _creations = 0
+_calls = 0
 _changed = threading.Condition()
 _helpers = ThreadPool(max_threads=64)  # of the main thread, whose abandoned calls free their place
 _sdk_used = False
@@ -78,6 +87,27 @@ def pending_creation() -> Generator[None, None, None]:
             _changed.notify_all()
 
 
+@contextmanager
+def in_flight() -> Generator[None, None, None]:
+    """Count a call into the SDK; calls nest."""
+    global _calls
+    with _changed:
+        _calls += 1
+    try:
+        yield
+    finally:
+        with _changed:
+            _calls -= 1
+            if not _calls:
+                _changed.notify_all()
+
+
+def wait_for_calls(timeout_s: float) -> None:
+    """Wait until no thread is in the SDK."""
+    with _changed:
+        _changed.wait_for(lambda: _calls == 0, timeout=timeout_s)
+
+
 def wait_for_creations(timeout_s: float) -> float:
     """Wait until no creation is pending, and return the seconds that are left."""
     begun = time.monotonic()
@@ -87,9 +117,9 @@ def wait_for_creations(timeout_s: float) -> float:
 
 
 def _forget_after_fork() -> None:
-    global _creations, _changed, _helpers, _forked
+    global _creations, _calls, _changed, _helpers, _forked
     _forked = _forked or _sdk_used
-    _creations = 0
+    _creations = _calls = 0
     _changed = threading.Condition()
     _helpers = ThreadPool(max_threads=64)
 
