@@ -694,3 +694,41 @@ def test_errors_are_of_the_standard_library_too(rude_url: Url) -> None:
     assert issubclass(EnvTimeoutError, TimeoutError)
     assert issubclass(ActionRefusedError, ValueError)
     assert issubclass(ServerError, EnvError)
+
+
+def test_calls_of_many_tasks_and_threads_on_one_client_all_get_their_own_answer(
+    rude_url: Url,
+) -> None:
+    env = client(rude_url("echo"))
+    env.reset()
+    wrong: list[tuple[str, str]] = []
+
+    async def tasks(name: str) -> None:
+        async def one(i: int) -> None:
+            value = f"{name}-{i}"
+            found = (await env.astep("any", {"value": value})).observation
+            if found != value:
+                wrong.append((value, found))
+
+        for round_ in range(20):
+            await asyncio.gather(*(one(round_ * 10 + i) for i in range(10)))
+
+    def steps(name: str) -> None:
+        for i in range(200):
+            # Long ones take another way than short ones.
+            value = f"{name}-{i}-" + "x" * (10_000 if i % 3 == 0 else 10)
+            found = env.step("any", {"value": value}).observation
+            if found != value:
+                wrong.append((value[:20], found[:20]))
+
+    threads = [
+        *(threading.Thread(target=lambda n=n: asyncio.run(tasks(f"loop{n}"))) for n in range(2)),
+        *(threading.Thread(target=steps, args=(f"thread{n}",)) for n in range(2)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert env.episode_reward == pytest.approx(0.5 * 800)
+    env.close()

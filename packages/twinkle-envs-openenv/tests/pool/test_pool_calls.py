@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -374,6 +376,24 @@ async def test_cancelled_step_leaves_the_slot_lost(pool: EnvPool, gate: Any) -> 
     assert "gave up on a running step" in result.info["error"]
     gate.open()
     assert (await pool.areset(0)).observation == "ready []"
+
+
+def test_interrupted_batch_leaves_no_slot_in_an_unknown_state(pool: EnvPool, gate: Any) -> None:
+    pool.reset_batch(range(8))
+
+    def interrupt() -> None:
+        gate.await_waiting(2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as threads:
+        interrupter = threads.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.step_batch([0, 7], ["wait"] * 2, [{"gate": gate.path}] * 2)
+        interrupter.result(30)
+    for slot in (0, 7):
+        assert "gave up on a running step" in pool.step(slot, "add").info["error"]
+    gate.open()
+    assert all(r.error is None for r in pool.reset_batch([0, 7]))
 
 
 def test_many_threads_step_their_slots(pool: EnvPool) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 from twinkle_agentic.envs.base import StepResult
@@ -28,6 +29,7 @@ class Episode:
     lost: str | None = "no episode has been started: call reset first"
     lost_kind: ErrorKind = ErrorKind.SESSION_LOST
     retryable: bool = True
+    _adding: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def begin(self, *, done: bool) -> None:
         """Start anew."""
@@ -69,7 +71,8 @@ class Episode:
     ) -> StepResult:
         """Make the result of a step and add its reward, if that is a finite number."""
         result = StepResult.scored(observation, reward, done=done, info=info)
-        self.reward += result.reward
-        self.done = result.done
-        result.info["episode_reward"] = self.reward
+        with self._adding:  # threads may step one env at once
+            self.reward += result.reward
+            self.done = self.done or result.done
+            result.info["episode_reward"] = self.reward
         return result

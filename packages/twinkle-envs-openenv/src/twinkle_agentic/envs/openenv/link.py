@@ -11,6 +11,8 @@ import atexit
 import contextlib
 import os
 import socket
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -86,12 +88,14 @@ class Exchange:
         timeout_s: Seconds from sending to the answer.
         deliver: Called once, on the link's loop, with the answer's data or with the reason why
             there is none.
+        cancelled: Nobody waits any more.
     """
 
     kind: MessageType
     frame: bytes
     timeout_s: float
     deliver: Callable[[dict[str, Any] | None, TwinkleEnvError | None], None]
+    cancelled: bool = False
 
 
 class Link:
@@ -112,6 +116,8 @@ class Link:
         self._queue: deque[Exchange] = deque()
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        # Guards the fields above: a message may be sent from the caller's own thread.
+        self._guard = threading.Lock()
         _open_links.add(self)
         wire.listen(self._on_message, self._on_lost)
 
@@ -164,50 +170,82 @@ class Link:
 
     def submit(self, exchange: Exchange) -> None:
         """Send a message, now or when those before it are answered."""
-        if self.failure is not None:
-            exchange.deliver(None, self.failure)
-        elif self._current is not None:
-            self._queue.append(exchange)
-        else:
-            self._send(exchange)
+        with self._guard:
+            failure = self.failure
+            if failure is None:
+                if self._current is not None:
+                    self._queue.append(exchange)
+                else:
+                    self._send(exchange)
+        if failure is not None:
+            exchange.deliver(None, failure)
+
+    def submit_from_thread(self, exchange: Exchange) -> bool:
+        """Send a message from any thread without waking the loop, where nothing stands in the way.
+
+        Returns:
+            Whether it was sent; if not, it must be submitted on the loop.
+        """
+        with self._guard:
+            timer = self._timer
+            deadline = time.monotonic() + exchange.timeout_s
+            if (
+                self.failure is not None
+                or self._current is not None
+                or self._queue
+                or timer is None  # only the loop can start one
+                or timer.when() > deadline
+            ):
+                return False
+            if not self._wire.write_from_thread(exchange.frame):
+                return False
+            self._deadline = deadline
+            self._current = exchange
+            return True
 
     def cancel(self, exchange: Exchange) -> None:
         """Take back a message; one that was sent leaves the state unknown and ends the link."""
-        if exchange is self._current:
-            self._current = None
+        with self._guard:
+            due = exchange is self._current
+            if due:
+                self._current = None
+            elif exchange in self._queue:
+                self._queue.remove(exchange)
+        if due:
             self.fail(
                 SessionClosedError(
                     f"a {exchange.kind} was cancelled while its answer was due: the session was "
                     "closed"
                 )
             )
-        elif exchange in self._queue:
-            self._queue.remove(exchange)
 
     def fail(self, reason: TwinkleEnvError) -> None:
         """End the link at once: the message in flight fails with `reason`, the socket is cut."""
-        if self.failure is None:
-            self.failure = reason
-        current, self._current = self._current, None
-        waiting, self._queue = self._queue, deque()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        with self._guard:
+            failure = self.failure = self.failure or reason
+            current, self._current = self._current, None
+            waiting, self._queue = self._queue, deque()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
         self._cut()
         if current is not None:
-            current.deliver(None, self.failure)
+            current.deliver(None, failure)
         for exchange in waiting:
-            exchange.deliver(None, lost_error(self.failure))
+            exchange.deliver(None, lost_error(failure))
 
     async def close(self, reason: TwinkleEnvError) -> None:
         """End the link politely: the server has `close_timeout_s` to let the session go.
 
         A message in flight is not waited for: then the socket is cut.
         """
-        if self.failure is not None or self._current is not None:
+        with self._guard:
+            idle = self.failure is None and self._current is None
+            if idle:
+                self.failure = reason
+        if not idle:
             self.fail(reason)
             return
-        self.failure = reason
         try:
             async with asyncio.timeout(self._settings.close_timeout_s):
                 self._wire.write(CLOSE_MESSAGE)
@@ -229,7 +267,8 @@ class Link:
         self._wire.write(exchange.frame)
 
     def _on_message(self, message: bytes) -> None:
-        exchange, self._current = self._current, None
+        with self._guard:
+            exchange, self._current = self._current, None
         if exchange is None:
             if self.failure is None:
                 self.fail(unsolicited(message))
@@ -243,8 +282,10 @@ class Link:
             exchange.deliver(None, error)
         else:
             exchange.deliver(answer, None)
-        if self._queue and self._current is None and self.failure is None:
-            self._send(self._queue.popleft())
+        if self._queue:
+            with self._guard:
+                if self._queue and self._current is None and self.failure is None:
+                    self._send(self._queue.popleft())
 
     def _on_lost(self, error: ConnectionClosed) -> None:
         _open_links.discard(self)
@@ -252,13 +293,14 @@ class Link:
 
     def _check(self) -> None:
         """Look whether the message in flight is overdue; one timer serves all messages in turn."""
-        self._timer = None
-        exchange = self._current
-        if exchange is None:
-            return
-        if self.loop.time() < self._deadline:
-            self._timer = self.loop.call_at(self._deadline, self._check)
-            return
+        with self._guard:
+            self._timer = None
+            exchange = self._current
+            if exchange is None:
+                return
+            if self.loop.time() < self._deadline:
+                self._timer = self.loop.call_at(self._deadline, self._check)
+                return
         self.fail(
             EnvTimeoutError(
                 f"no answer to {exchange.kind} within {exchange.timeout_s:g} s: the session was "

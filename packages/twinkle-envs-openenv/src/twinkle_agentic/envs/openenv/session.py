@@ -9,6 +9,7 @@ import _thread
 import asyncio
 import contextlib
 import random
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -43,6 +44,7 @@ class Session:
         self.settings = settings
         self.capacity_timeout_s = capacity_timeout_s
         self.loop = asyncio.get_running_loop()
+        self._on_the_way: deque[Exchange] = deque()
         self._mailbox = mailbox_of(self.loop)
         self._lock = asyncio.Lock()
         self._link: Link | None = None
@@ -92,8 +94,9 @@ class Session:
             exchange = Exchange(
                 kind, frame, timeout_s, partial(_resolve_in, mailbox_of(loop), future)
             )
-            self._mailbox.post(self.submit, exchange)
         try:
+            if loop is not self.loop:
+                self._hand_over(exchange)
             return await future
         except asyncio.CancelledError:
             self._mailbox.post(self.cancel, exchange)
@@ -118,8 +121,8 @@ class Session:
             answered.release()
 
         exchange = Exchange(kind, frame, timeout_s, deliver)
-        self._mailbox.post(self.submit, exchange)
         try:
+            self._hand_over(exchange)
             answered.acquire()
         except BaseException:  # Ctrl-C
             self._mailbox.post(self.cancel, exchange)
@@ -129,8 +132,21 @@ class Session:
             raise error
         return answer
 
+    def _hand_over(self, exchange: Exchange) -> None:
+        """Send from the caller's own thread where nothing is before it, else by way of the loop."""
+        link = self._link
+        if link is None or self._on_the_way or not link.submit_from_thread(exchange):
+            self._on_the_way.append(exchange)
+            self._mailbox.post(self._arrive)
+
+    def _arrive(self) -> None:
+        while self._on_the_way:  # one that an interrupt left behind included
+            self.submit(self._on_the_way.popleft())
+
     def submit(self, exchange: Exchange) -> None:
         """Hand a message to the link; on the background loop."""
+        if exchange.cancelled:
+            return
         link = self._link
         if link is None:
             exchange.deliver(None, SessionClosedError(self._why_none))
@@ -141,6 +157,7 @@ class Session:
 
     def cancel(self, exchange: Exchange) -> None:
         """Take back a message; on the background loop."""
+        exchange.cancelled = True
         if self._link is not None:
             self._link.cancel(exchange)
 
