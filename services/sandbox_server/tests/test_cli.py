@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from sandbox_server.cli import is_loopback
+from sandbox_server.access import is_loopback
 
 WITHOUT_BWRAP = (
     "import twinkle_isolation.jail as jail; jail.find_bwrap = lambda: None; "
@@ -26,6 +26,8 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
         ("127.0.0.1", True),
         ("127.8.8.8", True),
         ("localhost", True),
+        ("a.localhost", True),
+        ("", False),
         ("::1", True),
         ("0.0.0.0", False),
         ("::", False),

@@ -346,6 +346,16 @@ def options(server: Server, key: str) -> dict[str, Any]:
     return server.opts | {"api_key": key}
 
 
+def test_a_browsers_page_is_refused_without_a_key(server: Server) -> None:
+    url = f"{server.url}/v2/sandboxes"
+    port = server.url.rpartition(":")[2]
+    for headers in ({"Host": f"evil.example:{port}"}, {"Origin": "https://evil.example"}):
+        answer = httpx.post(url, content=b"{}", headers=headers)
+        assert answer.status_code == 403, headers
+        assert "not loopback" in answer.json()["message"]
+    assert httpx.get(url, headers={"Host": "localhost", "Origin": server.url}).status_code == 200
+
+
 def test_two_servers_in_one_process(start: Callable[..., Server]) -> None:
     servers = [start("auto", "--api-key", key) for key in ("key-one", "key-two")]
     sandboxes = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import resource
@@ -13,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 import uvicorn
 
+from sandbox_server.access import is_loopback
 from sandbox_server.app import create_app
 from sandbox_server.config import ServerConfig
 from twinkle_isolation import Limits
@@ -20,16 +20,6 @@ from twinkle_isolation import Limits
 __all__ = ["main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name is this machine's loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @app.command()

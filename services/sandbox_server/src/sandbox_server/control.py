@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import os
 import re
 import time
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from sandbox_server.access import check_access
 from sandbox_server.config import ENVD_VERSION
 from sandbox_server.copies import fork
 from sandbox_server.create_request import CreateRequest, checked_timeout
@@ -39,7 +39,7 @@ async def serve_control(registry: Registry, request: Request) -> Response:
     Raises:
         ApiError: What the answer is then made from.
     """
-    _check_key(registry, request)
+    check_access(request, registry.config.api_key)
     allowed: set[str] = set()
     for route in ROUTES:
         match = route.pattern.fullmatch(request.path)
@@ -51,17 +51,6 @@ async def serve_control(registry: Registry, request: Request) -> Response:
     if allowed:
         raise ApiError(405, f"{request.method} {request.path}: use {' or '.join(sorted(allowed))}")
     raise ApiError(404, f"route not found: {request.method} {request.path}")
-
-
-def _check_key(registry: Registry, request: Request) -> None:
-    key = registry.config.api_key
-    if key is None:
-        return
-    given = request.headers.get("x-api-key") or request.headers.get(
-        "authorization", ""
-    ).removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), key.encode()):
-        raise ApiError(401, "X-API-Key is missing or not this server's key")
 
 
 def _time(seconds: float) -> str:
