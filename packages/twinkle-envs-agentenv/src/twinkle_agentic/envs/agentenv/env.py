@@ -59,8 +59,12 @@ class AgentEnv(SandboxAccess, Env):
     gone ends the episode with `error_kind` `sandbox_lost`, and every later step says so until
     `reset`. The sandbox gives no reward.
 
-    Not picklable; used by one caller at a time, `close` from any thread. The async twins run in
-    threads, which for this SDK is as fast as its own async client.
+    Not picklable, and not usable in a process forked from one that had used the SDK; used by one
+    caller at a time, `close` from any thread. The async twins run in threads, which for this SDK is
+    as fast as its own async client. A command holds a connection, of which the SDK opens 200 per
+    server: 180 commands run at once, further ones wait for a place without using up their time
+    limit (`E2B_MAX_CONNECTIONS`, set before the trainer starts, changes that). A proxy of the
+    environment applies to every address that `NO_PROXY` does not list, loopback included.
 
     Args:
         template: Name or id of the template, built on the server beforehand; a snapshot's id too.
@@ -90,7 +94,7 @@ class AgentEnv(SandboxAccess, Env):
         capacity_timeout_s: Seconds `reset` waits for room on the server; 0 refuses at once.
         ready_timeout_s: Seconds a new sandbox may take to answer its first request.
         max_concurrent_creates: Sandboxes the whole process starts at once on this server.
-        queue_timeout_s: Seconds to wait for a place among them.
+        queue_timeout_s: Seconds to wait for a place among them, or among the running commands.
         request_timeout: Seconds any single request may take; commands have their own limit.
         connection_options: Further connection options of the SDK: `proxy`, `http_version`,
             `domain`, `api_headers`.
