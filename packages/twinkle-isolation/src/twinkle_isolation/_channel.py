@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from twinkle_isolation._wire import FrameBuffer, FrameError, encode
 from twinkle_isolation.errors import GuestError, SandboxLostError
@@ -17,6 +18,7 @@ _LOW_WATER_BYTES = 1 << 20
 _EVENT_BYTES = 200  # what one queued event costs beside its body
 
 Event = tuple[dict[str, Any], bytes]
+_T = TypeVar("_T")
 
 
 class Call:
@@ -64,11 +66,11 @@ class Call:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def next(self) -> Event:
-        """Return the next event.
+    async def next(self, *expected: str) -> Event:
+        """Return the next event, which is one of the `expected` kinds.
 
         Raises:
-            SandboxLostError: The connection ended before the call did.
+            SandboxLostError: The connection ended before the call did, or the answer is none.
             GuestError: The sandbox answered that it cannot.
         """
         while not self._events:
@@ -82,15 +84,46 @@ class Call:
             self._release()
         if message.get("ev") == "error":
             raise GuestError(message.get("code", "internal"), str(message.get("message")))
+        if message.get("ev") not in expected:
+            raise self.broken(f"expected {expected}, got {message.get('ev')!r}")
         return message, body
 
     async def result(self) -> dict[str, Any]:
-        """Return the value of the `result` event; any other breaks the protocol."""
-        message, _ = await self.next()
-        if message.get("ev") != "result":
-            raise FrameError(f"expected a result, got {message.get('ev')!r}")
-        value: dict[str, Any] = message["value"]
+        """Return the value of the `result` event.
+
+        Raises:
+            SandboxLostError: The connection ended before the call did, or the answer is none.
+            GuestError: The sandbox answered that it cannot.
+        """
+        message, _ = await self.next("result")
+        return cast("dict[str, Any]", self.field(message, "value", dict))
+
+    def field(self, message: dict[str, Any], name: str, kind: type[_T]) -> _T:
+        """Return what an event holds under a name.
+
+        Raises:
+            SandboxLostError: It is not of that kind; the connection is closed.
+        """
+        value = message.get(name)
+        if not isinstance(value, kind):
+            raise self.broken(f"{name} is {value!r}, no {kind.__name__}")
         return value
+
+    def made(self, kind: type[_T], value: object) -> _T:
+        """Return a record from the values for it.
+
+        Raises:
+            SandboxLostError: They do not fit; the connection is closed.
+        """
+        try:
+            return kind(**value)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise self.broken(str(error)) from error
+
+    def broken(self, what: str) -> SandboxLostError:
+        """Close the connection to a supervisor that answers what it cannot mean."""
+        self._channel.close(f"the supervisor broke the protocol: {what}")
+        return SandboxLostError(f"the sandbox has ended: {self._channel.reason}")
 
     def _release(self) -> None:
         if self._held:
@@ -103,9 +136,22 @@ class Call:
 
 
 class Channel(asyncio.Protocol):
-    """Multiplex the requests of one sandbox over its socket. Belongs to one event loop."""
+    """Multiplex the requests of one sandbox over its socket. Belongs to one event loop.
 
-    def __init__(self) -> None:
+    While something waits for an answer, the supervisor has to say something in every
+    `answer_timeout_s`; it is asked when it does not, and the connection is closed when it does not
+    answer that.
+
+    Attributes:
+        on_lost: Called when the connection has ended.
+    """
+
+    def __init__(self, answer_timeout_s: float) -> None:
+        self._check_s = answer_timeout_s / 2
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._heard = False
+        self._asked = False
+        self.on_lost: Callable[[], None] = lambda: None
         self._frames = FrameBuffer()
         self._calls: dict[int, Call] = {}
         self._next = 1
@@ -117,10 +163,10 @@ class Channel(asyncio.Protocol):
         self.ended = asyncio.Event()
 
     @classmethod
-    async def open(cls, sock: socket.socket) -> Channel:
+    async def open(cls, sock: socket.socket, *, answer_timeout_s: float) -> Channel:
         """Take over `sock`."""
         loop = asyncio.get_running_loop()
-        _, channel = await loop.create_connection(cls, sock=sock)
+        _, channel = await loop.create_connection(lambda: cls(answer_timeout_s), sock=sock)
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -129,6 +175,7 @@ class Channel(asyncio.Protocol):
         self.reason = ""
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         try:
             for message, body in self._frames.feed(data):
                 call = self._calls.get(message.get("id", 0))
@@ -150,6 +197,9 @@ class Channel(asyncio.Protocol):
         for call in list(self._calls.values()):
             call.lost()
         self.ended.set()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        self.on_lost()
 
     def close(self, reason: str) -> None:
         """Close the connection; everything that waits on it raises `SandboxLostError`."""
@@ -172,14 +222,40 @@ class Channel(asyncio.Protocol):
 
         Raises:
             SandboxLostError: The sandbox has ended.
+            GuestError: `invalid_argument` when the request is too long.
         """
         if self.closed:
             raise SandboxLostError(f"the sandbox has ended: {self.reason}")
         number = self._next
         self._next += 1
+        try:
+            self.send({"op": op, "id": number, **arguments}, body)
+        except FrameError as error:
+            raise GuestError(
+                "invalid_argument", f"the request {op!r} is too long: {error}"
+            ) from error
         call = self._calls[number] = Call(self, number)
-        self.send({"op": op, "id": number, **arguments}, body)
+        if self._check_timer is None:
+            self._check_later()
         return call
+
+    def _check_later(self) -> None:
+        self._heard = False
+        loop = asyncio.get_running_loop()
+        self._check_timer = loop.call_later(self._check_s, self._check)
+
+    def _check(self) -> None:
+        """See whether the supervisor lives, as long as anything is asked of it."""
+        self._check_timer = None
+        if self.closed or not self._calls:
+            self._asked = False
+        elif self._asked and not self._heard:
+            self.close(f"its supervisor said nothing for {2 * self._check_s:g} s")
+        else:
+            self._asked = not self._heard
+            if self._asked:
+                self.send({"op": "ping", "id": 0})
+            self._check_later()
 
     def forget(self, number: int) -> None:
         """Drop what is known of a call that is over or that nobody waits for."""

@@ -24,6 +24,7 @@ __all__ = [
 
 ErrorCode = Literal[
     "already_exists",
+    "deadline_exceeded",
     "failed_precondition",
     "internal",
     "invalid_argument",

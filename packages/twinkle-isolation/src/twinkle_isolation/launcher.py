@@ -30,6 +30,7 @@ from twinkle_isolation.types import IsolationInfo, IsolationMode, SandboxSpec
 logger = logging.getLogger(__name__)
 __all__ = ["Launcher"]
 
+_ANSWER_TIMEOUT_S = 60.0
 _CREATE_TIMEOUT_S = 20.0
 _STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONCURRENT_STARTS = 8
@@ -54,6 +55,9 @@ class Launcher:
         cgroups: Use control groups where they are writable.
         spares: Sandboxes kept ready, so that `create` only has to hand one out; each costs about 3
             MB.
+        answer_timeout_s: How long the supervisor of a sandbox may be silent while something is
+            asked of it; after that the sandbox is killed and what waits raises `SandboxLostError`.
+            Give more than the longest single file operation takes.
         spare_spec: What they are like. `create` with an equal spec and no archive takes one.
 
     Example:
@@ -72,7 +76,10 @@ class Launcher:
         cgroups: bool = True,
         spares: int = 0,
         spare_spec: SandboxSpec | None = None,
+        answer_timeout_s: float = _ANSWER_TIMEOUT_S,
     ) -> None:
+        if not answer_timeout_s > 0:
+            raise ValueError(f"answer_timeout_s={answer_timeout_s!r} is not above 0")
         if isolation not in ("auto", "bubblewrap", "process"):
             raise ValueError(
                 f"isolation={isolation!r} is unknown: use 'auto', 'bubblewrap' or 'process'"
@@ -82,6 +89,7 @@ class Launcher:
         self._data_dir = data_dir
         self._users = SandboxUsers(may_change=os.geteuid() == 0)
         self._use_cgroups = cgroups
+        self._answer_timeout_s = answer_timeout_s
         self._spare_count = spares
         self._spare_spec = spare_spec or SandboxSpec()
         self._spares: deque[Sandbox] = deque()
@@ -202,7 +210,11 @@ class Launcher:
             self._refill.cancel()
             await asyncio.gather(self._refill, return_exceptions=True)
         self._spares.clear()
-        await asyncio.gather(*(sandbox.kill() for sandbox in list(self._sandboxes)))
+        for result in await asyncio.gather(
+            *(sandbox.kill() for sandbox in list(self._sandboxes)), return_exceptions=True
+        ):
+            if isinstance(result, Exception):
+                logger.error("closing the launcher: %s", result)
         if self._zygote is not None:
             await self._zygote.close("the launcher was closed")
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -266,7 +278,7 @@ class Launcher:
             }
             pid, pidfd = await zygote.fork(message, passed)
             undo.callback(os.close, pidfd)
-            channel = await Channel.open(ours)
+            channel = await Channel.open(ours, answer_timeout_s=self._answer_timeout_s)
             undo.pop_all()  # the sandbox takes over
 
         def on_end() -> None:

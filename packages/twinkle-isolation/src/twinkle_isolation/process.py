@@ -12,7 +12,8 @@ from twinkle_isolation.types import ProcessEnd, WatchEvent
 
 __all__ = ["GuestProcess", "Stream", "Watch"]
 
-Stream = Literal["stdout", "stderr", "pty", "archive"]
+Stream = Literal["stdout", "stderr", "pty"]
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "pty")
 
 
 class GuestProcess:
@@ -40,12 +41,15 @@ class GuestProcess:
             SandboxLostError: The sandbox ended first.
         """
         while self.end is None:
-            message, body = await self._call.next()
+            message, body = await self._call.next("data", "end")
             if message["ev"] == "data":
-                yield message["stream"], body
-            elif message["ev"] == "end":
+                stream = message.get("stream")
+                if stream not in _STREAMS:
+                    raise self._call.broken(f"stream is {stream!r}")
+                yield stream, body
+            else:
                 self.end = ProcessEnd(
-                    exit_code=int(message["exit_code"]),
+                    exit_code=self._call.field(message, "exit_code", int),
                     signal=message.get("signal"),
                     reason=message.get("reason"),
                 )
@@ -69,6 +73,11 @@ class GuestProcess:
     def attach(self) -> None:
         """Keep the output from now on."""
         self._call.attach()
+
+    def kill_soon(self) -> None:
+        """Kill the program's group without waiting for it; nothing happens when it is gone."""
+        number = self._call.number
+        self._channel.send({"op": "signal", "id": 0, "process": number, "signal": 9})
 
     async def write_stdin(self, data: bytes) -> None:
         """Give the program input (also a terminal's).
@@ -127,12 +136,11 @@ class Watch:
             SandboxLostError: The sandbox has ended.
         """
         while True:
-            message, _ = await self._call.next()
+            message, _ = await self._call.next("fs", "end")
             if message["ev"] == "end":
                 return
-            yield WatchEvent(
-                kind=message["kind"], name=message["name"], path=message.get("path", "")
-            )
+            values = {name: message.get(name, "") for name in ("kind", "name", "path")}
+            yield self._call.made(WatchEvent, values)
 
     async def close(self) -> None:
         """Stop watching; does nothing when the sandbox is gone."""

@@ -7,11 +7,11 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from twinkle_isolation._channel import Channel
+from twinkle_isolation._channel import Call, Channel
 from twinkle_isolation._wire import MAX_BODY_BYTES
-from twinkle_isolation.errors import GuestError, SandboxLostError
+from twinkle_isolation.errors import GuestError, IsolationError, SandboxLostError
 from twinkle_isolation.process import GuestProcess, Watch
 from twinkle_isolation.types import DirEntry, ExecResult, SandboxSpec, Usage
 
@@ -20,6 +20,7 @@ __all__ = ["Sandbox"]
 _DEFAULT_READ_LIMIT = 256 << 20
 _DEFAULT_OUTPUT_LIMIT = 16 << 20
 _DUMP_TIMEOUT_S = 120.0
+_KILL_TIMEOUT_S = 30.0
 
 
 class Sandbox:
@@ -56,6 +57,7 @@ class Sandbox:
         self._exited = asyncio.Event()
         self.spec = spec
         self.pid = pid
+        channel.on_lost = self._kill_supervisor
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
 
     async def __aenter__(self) -> Self:
@@ -74,13 +76,39 @@ class Sandbox:
         await self._exited.wait()
 
     async def kill(self) -> None:
-        """End the sandbox, and wait until its processes and files are gone. Idempotent."""
+        """End the sandbox, and wait until its supervisor is gone. Idempotent.
+
+        With `bubblewrap` its other processes and its files are gone with it. With `process` they
+        are killed and removed right after, and `Launcher.close` waits for that.
+
+        Raises:
+            IsolationError: It did not end in 30 seconds, although the kernel was told to end it.
+        """
         self._channel.close("it was killed")
+        self._kill_supervisor()
+        try:
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
+                await self._exited.wait()
+        except TimeoutError as error:
+            raise IsolationError(
+                f"the sandbox with process {self.pid} did not end in {_KILL_TIMEOUT_S:g} s"
+            ) from error
+
+    def _kill_supervisor(self) -> None:
         if self._pidfd is not None:
             # Not permitted: then the closed connection ends the supervisor.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        await self._exited.wait()
+
+    async def _begun(self, call: Call, undo: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for the start of what goes on then; who does not wait for it gets nothing."""
+        try:
+            message, _ = await call.next("start")
+        except asyncio.CancelledError:
+            call.detach()
+            self._channel.send({**undo, "id": 0})
+            raise
+        return message
 
     def _on_exit(self) -> None:
         if self._pidfd is not None:
@@ -118,6 +146,8 @@ class Sandbox:
             output_limit: After this many bytes of output its process group is killed. `None`:
                 never.
 
+        A caller that is cancelled before the program has started does not get it: it is killed.
+
         Raises:
             GuestError: `not_found` (no such program), `invalid_argument` (`cwd`, `user`),
                 `resource_exhausted`.
@@ -134,8 +164,9 @@ class Sandbox:
             timeout_s=timeout_s,
             output_limit=output_limit,
         )
-        message, _ = await call.next()
-        return GuestProcess(self._channel, call, int(message["pid"]))
+        undo = {"op": "signal", "process": call.number, "signal": int(signal.SIGKILL)}
+        message = await self._begun(call, undo)
+        return GuestProcess(self._channel, call, call.field(message, "pid", int))
 
     async def exec(
         self,
@@ -179,11 +210,10 @@ class Sandbox:
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
             async for stream, data in process.output():
-                parts[stream].append(data)
+                parts.setdefault(stream, []).append(data)
         except asyncio.CancelledError:
             process.detach()
-            with contextlib.suppress(SandboxLostError):
-                self._channel.call("signal", process=process._call.number, signal=9).detach()  # pyright: ignore[reportPrivateUsage]
+            process.kill_soon()
             raise
         finally:
             if feeder is not None:
@@ -206,13 +236,13 @@ class Sandbox:
             SandboxLostError: The sandbox has ended.
         """
         call = self._channel.call("read", path=path, user=user, limit=limit_bytes)
-        message, _ = await call.next()
+        message = await self._begun(call, {"op": "cancel", "target": call.number})
 
         async def pieces() -> AsyncIterator[bytes]:
             done = False
             try:
                 while True:
-                    event, body = await call.next()
+                    event, body = await call.next("data", "result")
                     if event["ev"] == "result":
                         done = True
                         return
@@ -222,7 +252,7 @@ class Sandbox:
                     self._channel.forget(call.number)
                     self._channel.send({"op": "cancel", "id": 0, "target": call.number})
 
-        return int(message["size"]), pieces()
+        return call.field(message, "size", int), pieces()
 
     async def read_file(
         self, path: str, *, user: str = "user", limit_bytes: int = _DEFAULT_READ_LIMIT
@@ -277,7 +307,7 @@ class Sandbox:
             GuestError: `not_found`.
             SandboxLostError: The sandbox has ended.
         """
-        return DirEntry(**await self._channel.call("stat", path=path, user=user).result())
+        return await self._entry(self._channel.call("stat", path=path, user=user))
 
     async def list_dir(self, path: str, *, user: str = "user", depth: int = 1) -> list[DirEntry]:
         """List a directory, `depth` levels deep, in the order of names.
@@ -289,11 +319,12 @@ class Sandbox:
         call = self._channel.call("list", path=path, user=user, depth=depth)
         entries: list[dict[str, Any]] = []
         while True:
-            message, _ = await call.next()
+            message, _ = await call.next("part", "result")
             if message["ev"] == "result":
-                entries += message["value"]["entries"]
-                return [DirEntry(**entry) for entry in entries]
-            entries += message["entries"]
+                value = cast("dict[str, Any]", call.field(message, "value", dict))
+                entries += call.field(value, "entries", list)
+                return [call.made(DirEntry, entry) for entry in entries]
+            entries += call.field(message, "entries", list)
 
     async def make_dir(self, path: str, *, user: str = "user") -> DirEntry:
         """Make a directory and its parents.
@@ -303,7 +334,7 @@ class Sandbox:
                 `permission_denied`, `no_space`.
             SandboxLostError: The sandbox has ended.
         """
-        return DirEntry(**await self._channel.call("mkdir", path=path, user=user).result())
+        return await self._entry(self._channel.call("mkdir", path=path, user=user))
 
     async def move(self, source: str, destination: str, *, user: str = "user") -> DirEntry:
         """Rename a path.
@@ -314,7 +345,10 @@ class Sandbox:
             SandboxLostError: The sandbox has ended.
         """
         call = self._channel.call("move", path=source, destination=destination, user=user)
-        return DirEntry(**await call.result())
+        return await self._entry(call)
+
+    async def _entry(self, call: Call) -> DirEntry:
+        return call.made(DirEntry, await call.result())
 
     async def remove(self, path: str, *, user: str = "user") -> None:
         """Remove a path with all below it; one that is not there is removed already.
@@ -333,7 +367,7 @@ class Sandbox:
             SandboxLostError: The sandbox has ended.
         """
         call = self._channel.call("watch", path=path, user=user, recursive=recursive)
-        await call.next()
+        await self._begun(call, {"op": "unwatch", "target": call.number})
         return Watch(self._channel, call)
 
     # The whole
@@ -348,7 +382,8 @@ class Sandbox:
 
     async def usage(self) -> Usage:
         """Return what the sandbox uses now."""
-        return Usage(**await self._channel.call("usage").result())
+        call = self._channel.call("usage")
+        return call.made(Usage, await call.result())
 
     async def snapshot(self, *, timeout_s: float = _DUMP_TIMEOUT_S) -> AsyncIterator[bytes]:
         """Yield a tar stream of every writable file (no memory, no processes).
@@ -357,18 +392,30 @@ class Sandbox:
         `Launcher.create(archive=...)` makes a sandbox from it.
 
         Raises:
-            SandboxLostError: The sandbox ended, or it could not be read to the end in `timeout_s`
-                seconds.
+            SandboxLostError: The sandbox ended.
+            GuestError: `deadline_exceeded` after `timeout_s` seconds, paused or not;
+                `failed_precondition` when something could not be read. The sandbox goes on.
         """
         call = self._channel.call("dump", timeout_s=timeout_s)
-        while True:
-            message, body = await call.next()
-            if message["ev"] == "data":
-                yield body
-            else:
-                if message["exit_code"] != 0:
-                    raise SandboxLostError(f"the files could not be read: {message.get('reason')}")
-                return
+        trouble = b""
+        try:
+            while True:
+                message, body = await call.next("data", "end")
+                if message["ev"] == "end":
+                    break
+                if message.get("stream") == "archive":
+                    yield body
+                else:
+                    trouble += body
+        except (GeneratorExit, asyncio.CancelledError):
+            call.detach()
+            self._channel.send({"op": "signal", "id": 0, "process": call.number, "signal": 9})
+            raise
+        if message.get("reason") == "timeout":
+            raise GuestError("deadline_exceeded", f"the files were not read in {timeout_s:g} s")
+        if message.get("exit_code") != 0:
+            text = trouble.decode(errors="replace") or "their reader was killed"
+            raise GuestError("failed_precondition", f"the files could not be read: {text}")
 
 
 async def _feed(process: GuestProcess, data: bytes) -> None:

@@ -7,9 +7,9 @@ import os
 import selectors
 import signal
 import time
-from typing import Any
+from typing import Any, NoReturn
 
-from twinkle_isolation._guest import archive, orphans, processes
+from twinkle_isolation._guest import archive, linux, orphans, processes
 from twinkle_isolation._guest.files import Failure, Paths
 from twinkle_isolation._guest.guard import INTERVAL_S, DiskWatch, Guard
 from twinkle_isolation._guest.outbox import Outbox
@@ -60,10 +60,17 @@ class ProcessRequests:
     def due(self) -> float | None:
         """Return when something has to be done next."""
         times = [] if self.guard_at is None else [self.guard_at]
-        if self.paused_at is None:
-            times += [p.deadline for p in self.processes.values() if p.deadline is not None]
+        times += [
+            p.deadline
+            for p in self.processes.values()
+            if p.deadline is not None and self.clock_runs(p)
+        ]
         times += [p.force_end_at for p in self.processes.values() if p.force_end_at is not None]
         return min(times) if times else None
+
+    def clock_runs(self, process: Process) -> bool:
+        """Return whether the time of a program passes now."""
+        return self.paused_at is None or not process.pauses
 
     def on_time(self) -> None:
         """Do what is due now: deadlines, the guard, ends that are forced."""
@@ -71,7 +78,8 @@ class ProcessRequests:
             return
         now = time.monotonic()
         for process in list(self.processes.values()):
-            if self.paused_at is None and process.deadline is not None and process.deadline <= now:
+            over = process.deadline is not None and process.deadline <= now
+            if over and self.clock_runs(process):
                 process.deadline = None
                 self.kill(process, "timeout")
             if process.force_end_at is not None and process.force_end_at <= now:
@@ -132,27 +140,46 @@ class ProcessRequests:
 
     def op_dump(self, message: Message, body: bytes) -> None:
         """Send every writable file as one tar stream, as if a program printed it. Pause first."""
+        timeout_s = float(message["timeout_s"])
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(reader)
-                archive.dump(writer, self.paths.base or "/")
-            except BaseException:
-                os._exit(1)
-            os._exit(0)
-        os.close(writer)
-        os.set_blocking(reader, False)
+        trouble_reader, trouble_writer = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self.dump(writer, trouble_writer)
+        except OSError:
+            os.close(reader)
+            os.close(trouble_reader)
+            raise
+        finally:
+            os.close(writer)
+            os.close(trouble_writer)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # the child does it too; whoever is first
+        for fd in (reader, trouble_reader):
+            os.set_blocking(fd, False)
         process = Process(
             id=message["id"],
             pid=pid,
             pty=False,
-            streams={"archive": reader},
+            streams={"archive": reader, "trouble": trouble_reader},
             stdin=None,
-            deadline=time.monotonic() + float(message["timeout_s"]),
+            deadline=time.monotonic() + timeout_s,
             output_limit=None,
+            pauses=False,
         )
         self.hold_process(process)
+
+    def dump(self, writer: int, trouble: int) -> NoReturn:
+        """Write every file to `writer` (in a forked child), or to `trouble` why that failed."""
+        try:
+            os.setpgid(0, 0)
+            linux.close_descriptors({0, 1, 2, writer, trouble})
+            archive.dump(writer, self.paths.base or "/")
+        except BaseException as error:
+            os.write(trouble, f"{type(error).__name__}: {error}".encode(errors="replace")[:4000])
+            os._exit(1)
+        os._exit(0)
 
     def kill(self, process: Process, reason: str) -> None:
         """Kill the program's group because of a limit."""
@@ -362,7 +389,7 @@ class ProcessRequests:
         if self.paused_at is not None:
             slept = time.monotonic() - self.paused_at
             for process in self.processes.values():
-                if process.deadline is not None:
+                if process.deadline is not None and process.pauses:
                     process.deadline += slept
             self.paused_at = None
         self.signal_all(signal.SIGCONT)

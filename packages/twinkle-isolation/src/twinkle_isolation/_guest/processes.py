@@ -13,7 +13,7 @@ import struct
 import termios
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -57,7 +57,7 @@ class Launch:
         )
 
     @contextlib.contextmanager
-    def as_first_victim(self) -> Iterator[None]:
+    def as_first_victim(self) -> Generator[None, None, None]:
         """What is forked meanwhile goes first when memory ends; anybody may make that worse."""
         if self.badness is None:
             yield
@@ -84,6 +84,7 @@ class Process:
     deadline: float | None
     output_limit: int | None
     output_bytes: int = 0
+    pauses: bool = True  # its deadline stands still while the sandbox is paused
     held: bool = False  # the host asked to stop reading its output
     status: int | None = None  # as from waitpid
     reason: str | None = None  # why the supervisor killed it

@@ -86,7 +86,7 @@ class Supervisor:
             launch=launch,
             disk=disk,
         )
-        self.handlers: dict[str, Handler] = {"flow": self.op_flow}
+        self.handlers: dict[str, Handler] = {"flow": self.op_flow, "ping": self.op_ping}
         for owner in (self.files, self.programs):
             for name in dir(owner):
                 if name.startswith("op_"):
@@ -171,6 +171,10 @@ class Supervisor:
         else:
             if result is not None:
                 self.outbox.send({"id": message["id"], "ev": "result", "value": result})
+
+    def op_ping(self, message: Message, body: bytes) -> Message:
+        """Say that this process is not stuck."""
+        return {}
 
     def op_flow(self, message: Message, body: bytes) -> None:
         """Stop or go on sending the data of one request."""
