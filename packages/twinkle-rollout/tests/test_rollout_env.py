@@ -141,8 +141,10 @@ def test_the_first_observation_reaches_the_model(api: Any, where: Any, expected:
 
 
 def test_reset_that_says_done_asks_no_model(api: Any) -> None:
-    out = roll(api("always"), Game(reset_result=StepResult("over", done=True)))
+    env = ScoredGame(reset_result=StepResult("over", done=True))
+    out = roll(api("always"), env)
     assert (out["stop_reason"], out["turns"], out["reward"]) == ("env_done", 0, None)
+    assert env.log == ["reset", "close"]
 
 
 @pytest.mark.parametrize(
@@ -454,6 +456,41 @@ def test_resets_that_wait_for_room_leave_threads_for_the_steps_that_make_it(api:
 
     rollout = rollout_of(api("always"), env_factory=factory, max_threads=2)
     assert [o["stop_reason"] for o in rollout(prompts)] == ["env_done"] * 8
+
+
+def test_closing_does_not_queue_behind_steps(api: Any) -> None:
+    closed = threading.Event()
+
+    class Stepping(Game):
+        def __init__(self, stepping: threading.Event) -> None:
+            super().__init__()
+            self.stepping = stepping
+
+        def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+            self.stepping.set()
+            assert closed.wait(20)
+            return StepResult(done=True)
+
+    class Failing(Game):
+        def reset(self, trajectory: Any = None) -> StepResult:
+            raise CapacityError("no room")
+
+        def close(self) -> None:
+            closed.set()
+
+    stepping = threading.Event()
+
+    def factory(trajectory: Any) -> Env:
+        if trajectory["user_data"]["first"]:
+            return Stepping(stepping)
+        assert stepping.wait(20)  # the only thread for steps is taken
+        return Failing()
+
+    rollout = rollout_of(api("always"), env_factory=factory, max_threads=1, close_timeout_s=10)
+    message = {"role": "user", "content": "Play."}
+    outs = rollout([{"messages": [message], "user_data": {"first": n == 0}} for n in range(2)])
+    assert [o["stop_reason"] for o in outs] == ["env_done", "env_error"]
+    assert "close_error" not in outs[1]
 
 
 def test_timing_covers_the_phases(api: Any) -> None:

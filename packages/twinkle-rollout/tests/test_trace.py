@@ -37,6 +37,15 @@ def test_each_trajectory_gets_a_file_of_its_own(
     assert (record["ground_truth"], record["stop_reason"], record["turns"]) == ("7", "stop", 2)
 
 
+def test_a_second_rollout_never_overwrites_the_first(
+    api: Any, echo: ToolManager, tmp_path: Path
+) -> None:
+    rollout = rollout_of(api("answer"), echo, trace_dir=tmp_path)
+    for _ in range(2):
+        rollout(prompts(2), global_step=3)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
 def test_the_raw_reply_is_in_the_trace_alone(api: Any, echo: ToolManager, tmp_path: Path) -> None:
     (out,) = rollout_of(api("bad_arguments"), echo, trace_dir=tmp_path)(prompts(1))
     (file,) = tmp_path.iterdir()
