@@ -17,7 +17,7 @@ from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_n
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.tools.base import Tool
 from twinkle_agentic.tools.coroutines import is_cancelled
-from twinkle_agentic.tools.registration import check_timeout
+from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
@@ -94,7 +94,7 @@ class EnvTool(Tool):
         timeout_s: float | None = None,
         record: EpisodeRecord | None = None,
     ) -> None:
-        check_timeout(timeout_s)
+        check_limit("timeout_s", timeout_s, allow_none=True)
         self.env = env
         self.timeout_s = timeout_s
         self.record = EpisodeRecord(number=episode_number(env)) if record is None else record

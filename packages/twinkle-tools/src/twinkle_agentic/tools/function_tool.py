@@ -11,7 +11,7 @@ from typing import Any
 from twinkle_agentic.tools.arguments import ArgumentsError
 from twinkle_agentic.tools.base import Tool
 from twinkle_agentic.tools.coroutines import finish
-from twinkle_agentic.tools.registration import check_timeout
+from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
@@ -57,7 +57,7 @@ class FunctionTool(Tool):
         description: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        check_timeout(timeout_s)
+        check_limit("timeout_s", timeout_s, allow_none=True)
         if not callable(function):
             raise TypeError(f"FunctionTool wraps a function, found {function!r}")
         self.function = function

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from twinkle_agentic.tools.arguments import Validate, compile_schema
+from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.types import ToolInfo
 
-__all__ = ["Entry", "check_timeout", "make_entry", "name_of", "renamed"]
+__all__ = ["Entry", "make_entry", "name_of", "renamed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def make_entry(tool: Any, name: object) -> Entry:
     if not isinstance(name, str) or not name:
         raise ValueError(f"a tool name must be a non-empty text, found {name!r}")
     function = _function_of(tool)
-    check_timeout(getattr(tool, "timeout_s", None))
+    check_limit("timeout_s", getattr(tool, "timeout_s", None), allow_none=True)
     parameters = function.get("parameters")
     return Entry(tool, compile_schema(parameters, tool_name=name) if parameters else None)
 
@@ -56,20 +56,6 @@ def renamed(info: ToolInfo, name: str) -> ToolInfo:
     if function.get("name") == name:
         return info
     return {**info, "function": {**function, "name": name}}
-
-
-def check_timeout(timeout_s: object) -> None:
-    """Refuse a limit that is none.
-
-    Raises:
-        ValueError: `timeout_s` is neither `None` nor a finite number above 0.
-    """
-    if timeout_s is None:
-        return
-    if isinstance(timeout_s, bool) or not (
-        isinstance(timeout_s, (int, float)) and 0 < timeout_s <= threading.TIMEOUT_MAX
-    ):
-        raise ValueError(f"timeout_s must be above 0 or None, found {timeout_s!r}")
 
 
 def _function_of(tool: Any) -> Mapping[str, Any]:

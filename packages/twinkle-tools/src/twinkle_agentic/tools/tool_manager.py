@@ -16,8 +16,9 @@ from typing import Any, cast
 from twinkle_agentic.tools.arguments import ArgumentsError, parse_arguments
 from twinkle_agentic.tools.base import Tool
 from twinkle_agentic.tools.coroutines import finish, finish_async, is_cancelled, let_go
+from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.outcome import ToolErrorKind, ToolOutcome, describe_error, refused
-from twinkle_agentic.tools.registration import Entry, check_timeout, make_entry, name_of, renamed
+from twinkle_agentic.tools.registration import Entry, make_entry, name_of, renamed
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, to_text
 from twinkle_agentic.tools.threads import ThreadPool, current_pool, run_blocking
 from twinkle_agentic.tools.types import ToolInfo
@@ -69,7 +70,7 @@ class ToolManager:
         timeout_s: float | None = None,
         max_result_chars: int | None = MAX_TEXT_CHARS,
     ) -> None:
-        check_timeout(timeout_s)
+        check_limit("timeout_s", timeout_s, allow_none=True)
         if max_result_chars is not None and max_result_chars < 1:
             raise ValueError(
                 f"max_result_chars must be at least 1 or None, found {max_result_chars!r}"
