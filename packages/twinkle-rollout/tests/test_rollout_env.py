@@ -462,12 +462,8 @@ def test_closing_does_not_queue_behind_steps(api: Any) -> None:
     closed = threading.Event()
 
     class Stepping(Game):
-        def __init__(self, stepping: threading.Event) -> None:
-            super().__init__()
-            self.stepping = stepping
-
         def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
-            self.stepping.set()
+            stepping.wait()
             assert closed.wait(20)
             return StepResult(done=True)
 
@@ -478,19 +474,19 @@ def test_closing_does_not_queue_behind_steps(api: Any) -> None:
         def close(self) -> None:
             closed.set()
 
-    stepping = threading.Event()
+    stepping = threading.Barrier(3, timeout=20)
 
     def factory(trajectory: Any) -> Env:
-        if trajectory["user_data"]["first"]:
-            return Stepping(stepping)
-        assert stepping.wait(20)  # the only thread for steps is taken
+        if trajectory["user_data"]["steps"]:
+            return Stepping()
+        stepping.wait()  # now both threads for steps are taken
         return Failing()
 
-    rollout = rollout_of(api("always"), env_factory=factory, max_threads=1, close_timeout_s=10)
+    rollout = rollout_of(api("always"), env_factory=factory, max_threads=2, close_timeout_s=10)
     message = {"role": "user", "content": "Play."}
-    outs = rollout([{"messages": [message], "user_data": {"first": n == 0}} for n in range(2)])
-    assert [o["stop_reason"] for o in outs] == ["env_done", "env_error"]
-    assert "close_error" not in outs[1]
+    outs = rollout([{"messages": [message], "user_data": {"steps": n < 2}} for n in range(3)])
+    assert [o["stop_reason"] for o in outs] == ["env_done", "env_done", "env_error"]
+    assert "close_error" not in outs[2]
 
 
 def test_timing_covers_the_phases(api: Any) -> None:
