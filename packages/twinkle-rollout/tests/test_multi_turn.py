@@ -426,6 +426,44 @@ def test_a_template_that_rewrites_history_ends_its_trajectory(echo: ToolManager)
     assert "rewrites earlier turns" in out["error"]
 
 
+def test_a_call_the_template_cannot_parse_costs_no_other_trajectory(
+    template: Template, echo: ToolManager
+) -> None:
+    def reply(prompt: str, turn: int) -> str:
+        return "<tool_call>{broken</tool_call>" if prompt == "bad" else "done"
+
+    bad, good = rollout_of(Sampler(Forgiving(template.tokenizer), reply), template, echo)(
+        prompts("bad", "good")
+    )
+    assert (good["stop_reason"], good["error"]) == ("stop", None)
+    assert (bad["stop_reason"], bad["error_kind"]) == ("stop", "unparsed_tool_call")
+    assert bad["unparsed_tool_calls"] == 1
+
+
+class Forgiving(Template):
+    """A sampler's template that leaves the parsing to the rollout's."""
+
+    def parse_tool_call(self, decoded: str) -> list[Any]:
+        return []
+
+
+class Picky(Template):
+    """Fails on one prompt."""
+
+    def encode(self, trajectory: Any, add_generation_prompt: bool = False) -> dict[str, Any]:
+        if trajectory["messages"][0]["content"] == "bad":
+            raise KeyError("image")
+        return super().encode(trajectory, add_generation_prompt)
+
+
+def test_a_prompt_the_template_cannot_encode_costs_no_other_trajectory(echo: ToolManager) -> None:
+    picky = Picky(Tokenizer(CHATML))
+    bad, good = rollout_of(Sampler(picky, two_turns), picky, echo)(prompts("bad", "good"))
+    assert (good["stop_reason"], good["error"]) == ("stop", None)
+    assert (bad["stop_reason"], bad["error_kind"], bad["reward"]) == ("api_error", "template", None)
+    assert "KeyError: 'image'" in bad["error"]
+
+
 def test_an_untold_template_extension_is_a_bridge_error() -> None:
     silent = Template(Tokenizer("x"))
     with pytest.raises(BridgeError, match="renders nothing"):

@@ -17,6 +17,7 @@ import pytest
 
 from twinkle_agentic.envs.background import background_loop
 from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.protocol import API, SamplingParams
 from twinkle_agentic.rollout import APIMultiTurnRollout, Rollout
 from twinkle_agentic.tools import FunctionTool, Tool, ToolManager
@@ -291,6 +292,59 @@ class Plain(API):
         if isinstance(reply, BaseException):
             raise reply
         return reply
+
+
+class Endless(API):
+    """An API object whose coroutine takes no notice of `timeout_s`."""
+
+    async def acomplete(self, trajectory: Any, params: Any, **kwargs: Any) -> Any:
+        await asyncio.Event().wait()
+
+    def __call__(self, trajectory: Any, sampling_params: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_foreign_coroutine_is_held_to_the_request_limit(echo: ToolManager) -> None:
+    (out,) = rollout_of(Endless(), echo, request_timeout_s=0.1)(prompts(1))
+    assert (out["stop_reason"], out["error_kind"], out["retryable"]) == (
+        "api_error",
+        "timeout",
+        True,
+    )
+
+
+def test_on_done_that_is_cancelled_by_itself_costs_nothing(api: Any, echo: ToolManager) -> None:
+    async def on_done(trajectory: Any) -> None:
+        raise asyncio.CancelledError
+
+    outs: Any = rollout_of(api("answer"), echo)(prompts(3), on_done=on_done)
+    assert [out["stop_reason"] for out in outs] == ["stop"] * 3
+
+
+class StubbornStep(EnvTool):
+    """A tool of the caller's whose step swallows its cancellation once."""
+
+    release: asyncio.Event
+
+    async def acall(self, tool_name: str, arguments: dict[str, Any]) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+        return "never"
+
+
+class Once(Env):
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        return StepResult("stepped", 1.0)
+
+
+def test_a_step_given_up_by_the_rollout_ends_the_episode(api: Any) -> None:
+    parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
+    manager = ToolManager([StubbornStep(Once(), "echo", "", parameters)])
+    (out,) = rollout_of(api("always"), manager, tool_timeout_s=0.1, max_turns=3)(prompts(1))
+    assert (out["stop_reason"], out["error_kind"], out["turns"]) == ("env_error", "timeout", 1)
+    assert (out["reward"], out["failed_steps"]) == (None, [0])
 
 
 def test_a_blocking_api_object_works(echo: ToolManager) -> None:

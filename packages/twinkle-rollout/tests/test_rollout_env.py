@@ -373,14 +373,19 @@ class SlowGame(Game):
             self._maybe("step")
         return super().step(tool_name, arguments)
 
-    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
-        self._maybe("evaluate")
-        return [1.0]
-
     def close(self) -> None:
         super().close()
         if "reset" in self.log or self.method != "reset":
             self.closed.set()
+
+
+class SlowScoredGame(SlowGame):
+    """Scores its trajectories, or blocks doing so."""
+
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        self.log.append("evaluate")
+        self._maybe("evaluate")
+        return [1.0]
 
 
 def test_a_step_that_hangs_loses_the_episode_by_its_limit(api: Any) -> None:
@@ -397,9 +402,18 @@ def test_a_deadline_keeps_what_was_earned(api: Any) -> None:
     out = roll(api("always"), env, deadline_s=0.3)
     env.release.set()
     assert (out["stop_reason"], out["truncated"]) == ("deadline", True)
-    assert (out["step_rewards"][0], out["eval_reward"], out["reward"]) == (0.5, 1.0, 1.5)
+    assert (out["step_rewards"][0], out["eval_reward"], out["reward"]) == (0.5, None, 0.5)
     assert env.closed.is_set()
     assert "deadline_s=0.3" in out["error"]
+
+
+def test_an_env_is_not_evaluated_beside_a_step_that_the_deadline_cut(api: Any) -> None:
+    env = SlowScoredGame("step")
+    out = roll(api("always"), env, deadline_s=0.3)
+    env.release.set()
+    assert "evaluate" not in env.log
+    assert (out["stop_reason"], out["step_rewards"][0], out["reward"]) == ("deadline", 0.5, None)
+    assert "could not be evaluated" in out["error"]
 
 
 def test_a_reset_that_hangs_is_given_up_and_its_env_closed_once_it_returns(api: Any) -> None:
@@ -427,7 +441,7 @@ def test_an_env_that_is_made_too_late_is_closed(api: Any) -> None:
 
 
 def test_scoring_that_hangs_is_given_up(api: Any) -> None:
-    env = SlowGame("evaluate")
+    env = SlowScoredGame("evaluate")
     out = roll(api("always"), env, max_turns=1, evaluate_timeout_s=0.1)
     env.release.set()
     assert (out["stop_reason"], out["error_kind"], out["reward"]) == ("env_error", "timeout", None)

@@ -322,5 +322,10 @@ async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -
         answer = on_done(out)
         if inspect.isawaitable(answer):
             await bounded(answer, _CALLBACK_S)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        logger.exception("on_done was cancelled")  # by itself: the rollout goes on
     except (Exception, SystemExit):
         logger.exception("on_done failed")

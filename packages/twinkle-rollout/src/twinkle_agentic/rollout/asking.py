@@ -93,9 +93,9 @@ class Ask:
             default_s: Any = getattr(self._api, "timeout_s", _DEFAULT_REQUEST_TIMEOUT_S)
             limit_s = deadline.cap_s(self._timeout_s or default_s)
             work = self._acomplete(trajectory, self._params, timeout_s=limit_s, **self._extra)
-            # The client keeps its own limit, which does not count the wait for a connection.
             if not self._bounds_itself:
-                return await bounded(work, deadline.left_s())
+                return await bounded(work, limit_s)
+            # Our client keeps its own limit, which does not count the wait for a connection.
             async with asyncio.timeout(deadline.left_s()):
                 return await work
         limit_s = deadline.cap_s(self._timeout_s or _DEFAULT_REQUEST_TIMEOUT_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from twinkle_agentic.envs.env_tool import EnvTool
@@ -97,6 +97,7 @@ class Episode:
         self._stop: StopReason | None = None
         self._failure: Failure | None = None
         self._eval_reward: float | None = None
+        self._unscored = False
         self._close_error: str | None = None
         self._tokens = TokenLog(want_ids=plan.ask.wants_ids, want_logprobs=plan.ask.wants_logprobs)
         self._unparsed = 0
@@ -337,6 +338,12 @@ class Episode:
             return
         if self._stop.infrastructure or not overrides_evaluate(self._env):
             return
+        if (lost := self._toolbox.steps.error) is not None:
+            # The step that the deadline cut may still run inside the env: it cannot be asked.
+            why = self._failure or Failure(*lost)
+            self._failure = replace(why, text=f"{why.text}; the env could not be evaluated")
+            self._unscored = True
+            return
         await self._timed("evaluate", self._evaluate())
 
     async def _evaluate(self) -> None:
@@ -365,7 +372,9 @@ class Episode:
 
     def _reward(self) -> float | None:
         assert self._stop is not None
-        if self._stop.infrastructure or self._turns == 0 or not self._toolbox.has_env:
+        if self._stop.infrastructure or self._unscored or self._turns == 0:
+            return None
+        if not self._toolbox.has_env:
             return None
         return sum(self._toolbox.steps.rewards) + (self._eval_reward or 0.0)
 

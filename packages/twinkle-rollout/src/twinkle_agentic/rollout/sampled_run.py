@@ -23,11 +23,6 @@ class SampledRun:
         self, number: int, trajectory: Mapping[str, Any], template: Template, manager: Any
     ) -> None:
         self.number, self.trajectory, self.template = number, trajectory, template
-        # Templates add to the messages they get.
-        messages = [dict(fields_of(message)) for message in items_of(trajectory.get("messages"))]
-        encoded = template.encode({**trajectory, "messages": messages}, add_generation_prompt=True)
-        self.feature: dict[str, Any] = plain(dict(encoded))
-        self.feature.setdefault("messages", messages)
         self.toolbox = Toolbox(manager)
         self.stop: StopReason | None = None
         self.failure: tuple[str, str, bool] | None = None
@@ -37,6 +32,16 @@ class SampledRun:
         self.calls: list[dict[str, Any]] = []
         self.answers: list[dict[str, Any]] = []
         self.last_id: int | None = None
+        self._unparsable = False
+        # Templates add to the messages they get.
+        messages = [dict(fields_of(message)) for message in items_of(trajectory.get("messages"))]
+        self.feature: dict[str, Any] = {"input_ids": [], "labels": []}
+        try:
+            prompt = {**trajectory, "messages": messages}
+            self.feature = plain(dict(template.encode(prompt, add_generation_prompt=True)))
+        except Exception as error:
+            self._template_failed(error)
+        self.feature.setdefault("messages", messages)
 
     def take(self, sequence: SampledSequence, max_turns: int, max_tokens: int | None) -> bool:
         """Take in a sampled turn; tell whether there are calls to execute."""
@@ -50,7 +55,11 @@ class SampledRun:
                 raise self._broken(
                     "no new_input_feature, and the template has no concat_input_feature"
                 )
-            feature = concat(before, tokens)
+            try:
+                feature = concat(before, tokens)
+            except Exception as error:
+                self._template_failed(error)
+                return False
         if "input_ids" not in feature:
             raise self._broken("a new_input_feature without input_ids")
         self.feature = plain(dict(feature))
@@ -136,7 +145,7 @@ class SampledRun:
         elif self.calls and max_tokens is not None and length >= max_tokens:
             self._end(StopReason.LENGTH, "the trajectory reached its token limit")
         elif not self.calls:
-            if self.toolbox.manager.tool_infos() and looks_like_call(text):
+            if self._unparsable or (self.toolbox.manager.tool_infos() and looks_like_call(text)):
                 self.unparsed += 1
                 self.failure = (
                     "the model wrote a tool call that the template did not parse",
@@ -174,14 +183,13 @@ class SampledRun:
                 last_id=self.last_id,
                 tools=self.trajectory.get("tools"),
             )
-        except BridgeError as error:
-            self.stop = StopReason.API_ERROR
-            self.failure = (str(error), "template", False)
+            longer = append_ids(self.template, self.feature, ids)
+        except Exception as error:
+            self._template_failed(error)
             return
         if max_tokens is not None and len(self.feature["input_ids"]) + len(ids) >= max_tokens:
             self.stop = StopReason.LENGTH
             return
-        longer = append_ids(self.template, self.feature, ids)
         if longer is None or len(longer["input_ids"]) < len(self.feature["input_ids"]) + len(ids):
             self.stop = StopReason.LENGTH  # beyond the template's max_length; keep what was whole
             return
@@ -198,10 +206,19 @@ class SampledRun:
     def _calls_of(self, message: dict[str, Any], text: str) -> list[dict[str, Any]]:
         calls: list[Any] = items_of(message.get("tool_calls"))
         if not calls and message.get("role") == "assistant":
-            calls = list(self.template.parse_tool_call(text) or [])
+            try:
+                calls = list(self.template.parse_tool_call(text) or [])
+            except Exception:  # what the model wrote, not the template, is at fault
+                self._unparsable = True
             if calls:
                 message["tool_calls"] = calls
         return [dict(fields_of(call)) for call in calls]
+
+    def _template_failed(self, error: Exception) -> None:
+        """End this trajectory alone: a template fails on one conversation, not on all."""
+        text = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
+        self.stop = StopReason.API_ERROR
+        self.failure = (f"the template failed: {text}", "template", False)
 
     def _broken(self, found: str) -> RuntimeError:
         return RuntimeError(

@@ -111,6 +111,9 @@ class Toolbox:
             contained = limit_s is None and isinstance(self.manager, ToolManager)
             text, kind = await (work if contained else bounded(work, limit_s))
         except TimeoutError:
+            abandon = getattr(tool, "abandon", None)
+            if abandon is not None:  # the step may go on inside: its env is in an unknown state
+                abandon(f"no result within {limit_s or 0:g} s")
             self._count("timeout", tool, before)
             raise
         except Exception as error:
