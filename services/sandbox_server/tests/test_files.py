@@ -15,6 +15,7 @@ from e2b import (
     InvalidArgumentException,
     NotEnoughSpaceException,
     Sandbox,
+    SandboxException,
 )
 
 if TYPE_CHECKING:
@@ -167,6 +168,21 @@ def test_recursive_watch_sees_new_directories(sandbox: Sandbox) -> None:
         sandbox.files.write("w/sub/deep.txt", str(count))
         count += 1
         seen |= {event.name for event in handle.get_new_events()}
+    handle.stop()
+
+
+def test_lost_events_are_said_so(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("w")
+    churn = "import os\nfor _ in range(20000): open('w/f', 'w').close(); os.unlink('w/f')\n"
+    sandbox.files.write("churn.py", churn)
+    handle = sandbox.files.watch_dir("w")
+    sandbox.commands.run("python3 churn.py", timeout=60)
+    deadline = time.monotonic() + 30
+    with pytest.raises(SandboxException, match="events were lost"):
+        while time.monotonic() < deadline:
+            assert len(handle.get_new_events()) < 20000
+            time.sleep(0.1)
+    handle.get_new_events()
     handle.stop()
 
 

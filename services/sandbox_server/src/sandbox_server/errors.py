@@ -11,6 +11,7 @@ __all__ = ["CONNECT_STATUS", "ApiError", "connect_code", "from_guest"]
 CONNECT_STATUS: Mapping[str, int] = {
     "already_exists": 409,
     "canceled": 499,
+    "data_loss": 500,
     "deadline_exceeded": 504,
     "failed_precondition": 400,
     "internal": 500,
@@ -52,6 +53,7 @@ class ApiError(Exception):
 def connect_code(status: int) -> str:
     """Return the Connect code that fits an HTTP status."""
     special = {
+        500: "internal",
         400: "invalid_argument",
         413: "resource_exhausted",
         502: "unavailable",

@@ -11,6 +11,7 @@ from sandbox_server.connect import Message, timeout_s
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request
 from sandbox_server.record import SandboxRecord
+from sandbox_server.watchers import events_lost
 from twinkle_isolation import DirEntry, WatchEvent
 
 __all__ = ["FilesystemService", "locate"]
@@ -84,7 +85,7 @@ class FilesystemService:
     async def get_watcher_events(self, message: Message) -> Message:
         """Return the changes since the last call."""
         events = self.record.watchers.find(message.get("watcherId", "")).take()
-        return {"events": [_event(event) for event in events if event.kind != "overflow"]}
+        return {"events": [_event(event) for event in events]}
 
     async def remove_watcher(self, message: Message) -> Message:
         """Stop collecting changes."""
@@ -126,8 +127,9 @@ class FilesystemService:
                     event = get.result()
                     if event is None:
                         return
-                    if event.kind != "overflow":
-                        yield {"filesystem": _event(event)}
+                    if event.kind == "overflow":
+                        raise events_lost()
+                    yield {"filesystem": _event(event)}
         except TimeoutError as error:
             raise ApiError(504, "the time to watch is over", code="deadline_exceeded") from error
         finally:

@@ -10,30 +10,47 @@ from collections import deque
 from sandbox_server.errors import ApiError
 from twinkle_isolation import SandboxLostError, Watch, WatchEvent
 
-__all__ = ["Watcher", "WatcherTable"]
+__all__ = ["Watcher", "WatcherTable", "events_lost"]
 
 _MAX_EVENTS = 10_000
 _MAX_WATCHERS = 64
 
 
 class Watcher:
-    """One watch and the events that nobody fetched yet; past 10,000 the oldest are dropped."""
+    """One watch and the events that nobody fetched yet, at most 10,000."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
-        self.events: deque[WatchEvent] = deque(maxlen=_MAX_EVENTS)
+        self.events: deque[WatchEvent] = deque()
+        self.lost = False
         self.task = asyncio.get_running_loop().create_task(self._collect())
 
     async def _collect(self) -> None:
         with contextlib.suppress(SandboxLostError):
             async for event in self.watch.events():
-                self.events.append(event)
+                if event.kind == "overflow" or len(self.events) >= _MAX_EVENTS:
+                    self.lost = True
+                else:
+                    self.events.append(event)
 
     def take(self) -> list[WatchEvent]:
-        """Return the events since the last call."""
+        """Return the events since the last call.
+
+        Raises:
+            ApiError: Some were lost. Said once; the next call returns what is there.
+        """
+        if self.lost:
+            self.lost = False
+            raise events_lost()
         events = list(self.events)
         self.events.clear()
         return events
+
+
+def events_lost() -> ApiError:
+    """Return the error that says that a watch is not complete."""
+    text = "file events were lost: more happened than were fetched, so look at the directory again"
+    return ApiError(500, text, code="data_loss")
 
 
 class WatcherTable:
