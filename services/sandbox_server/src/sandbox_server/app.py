@@ -8,7 +8,7 @@ import re
 from sandbox_server.config import ENVD_PORT, ServerConfig
 from sandbox_server.control import serve_control
 from sandbox_server.envd import serve_envd
-from sandbox_server.errors import ApiError
+from sandbox_server.errors import ApiError, from_guest
 from sandbox_server.http import (
     ClientGoneError,
     Receive,
@@ -21,6 +21,7 @@ from sandbox_server.http import (
 )
 from sandbox_server.metrics import Metrics
 from sandbox_server.registry import Registry
+from twinkle_isolation import GuestError, SandboxLostError
 
 logger = logging.getLogger(__name__)
 __all__ = ["SandboxApp", "create_app"]
@@ -76,6 +77,10 @@ class SandboxApp:
             response = error_response(error)
         except ClientGoneError:
             return
+        except SandboxLostError as error:
+            response = error_response(ApiError(404, f"the sandbox was not found: {error}"))
+        except GuestError as error:
+            response = error_response(from_guest(error))
         except Exception as error:
             logger.exception("%s %s failed", request.method, request.path)
             response = error_response(
