@@ -100,8 +100,7 @@ def test_the_registration_block(sandbox_server: ServerProcess) -> None:
             "submit_solution",
         ]
         env.reset()
-        # The template's directory and its pytest are the template's; here a stand-in reports its
-        # arguments.
+        # The directory is the document's template's, not the bare host's.
         shown = env.step("run_tests", {"test_file": "a b; c.py"}).observation
         assert "/workspace" in shown
         assert "[exit code 1]" in shown

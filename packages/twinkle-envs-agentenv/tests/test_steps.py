@@ -4,7 +4,6 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
-import time
 from typing import Any
 
 import pytest
@@ -130,13 +129,11 @@ def test_exec_gives_the_parts(env: Any) -> None:
 
 
 def test_a_timed_out_command_keeps_its_output_and_is_killed_with_its_children(env: Any) -> None:
-    begun = time.monotonic()
     run = env.exec(
         "echo begun; echo oops >&2; (sleep 61 & setsid sleep 62 & wait); echo never", timeout_s=1
     )
     assert (run.timed_out, run.exit_code) == (True, None)
     assert (run.stdout, run.stderr) == ("begun\n", "oops\n")
-    assert time.monotonic() - begun < 15
     left = env.exec("for d in /proc/[0-9]*; do tr '\\0' ' ' < $d/cmdline; echo; done 2>/dev/null")
     assert "sleep 61" not in left.stdout
     assert "sleep 62" not in left.stdout
