@@ -26,8 +26,9 @@ class TokenTurn(TypedDict):
 class FinishedTrajectory(Trajectory):
     """What a rollout returns for one input: a plain dict, the input with these keys added.
 
-    `messages` is the whole conversation, always one that can be continued: unique call ids,
-    arguments that are JSON objects, every call answered. `tools` is what the model was offered.
+    `messages` is the whole conversation. What the rollout adds to it can be continued: unique call
+    ids, arguments that are JSON objects, every call answered. The messages it was given stay as
+    they are; what is sent of them is repaired. `tools` is what the model was offered.
     """
 
     turns: int
@@ -38,7 +39,8 @@ class FinishedTrajectory(Trajectory):
     """It did not end by itself (`stop`, `env_done`)."""
     reward: float | None
     """The step rewards of the env together with `eval_reward`; `None` after `api_error` or
-    `env_error`, where no turn was completed, and where there is no env."""
+    `env_error`, where no turn was completed, where there is no env, and where the env scores
+    trajectories itself but was cut by the deadline in the middle of a step."""
     step_rewards: list[float]
     """One per step of the env. The reward of `reset` is not counted."""
     eval_reward: float | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from twinkle_agentic.envs.background import run_sync
@@ -103,12 +104,12 @@ class CodingTaskEnv(Env):
 
     async def _run(self, code: str) -> str | None:
         """Run code in the session; return the end of its error, `None` where it ran to its end."""
-        observation: Any = (await self.client.aexecute({"code": code})).observation
-        if not isinstance(observation, dict):  # typed, where the package is installed
-            observation = vars(observation)
-        if observation["exit_code"] == 0:
+        found: Any = (await self.client.aexecute({"code": code})).observation
+        # A dict on the wire, typed where the environment's package is installed.
+        fields: dict[str, Any] = dict(found if isinstance(found, Mapping) else vars(found))  # pyright: ignore[reportUnknownArgumentType]
+        if fields["exit_code"] == 0:
             return None
-        return observation["stderr"].strip()[-_SHOWN_ERROR_CHARS:] or "it failed without a message"
+        return str(fields["stderr"]).strip()[-_SHOWN_ERROR_CHARS:] or "it failed without a message"
 
     async def aclose(self) -> None:
         """Close the session."""
