@@ -399,17 +399,17 @@ def test_a_step_that_hangs_loses_the_episode_by_its_limit(api: Any) -> None:
 
 def test_a_deadline_keeps_what_was_earned(api: Any) -> None:
     env = SlowGame("step")
-    out = roll(api("always"), env, deadline_s=0.3)
+    out = roll(api("always"), env, deadline_s=1.5)
     env.release.set()
     assert (out["stop_reason"], out["truncated"]) == ("deadline", True)
     assert (out["step_rewards"][0], out["eval_reward"], out["reward"]) == (0.5, None, 0.5)
     assert env.closed.is_set()
-    assert "deadline_s=0.3" in out["error"]
+    assert "deadline_s=1.5" in out["error"]
 
 
 def test_an_env_is_not_evaluated_beside_a_step_that_the_deadline_cut(api: Any) -> None:
     env = SlowScoredGame("step")
-    out = roll(api("always"), env, deadline_s=0.3)
+    out = roll(api("always"), env, deadline_s=1.5)
     env.release.set()
     assert "evaluate" not in env.log
     assert (out["stop_reason"], out["step_rewards"][0], out["reward"]) == ("deadline", 0.5, None)
