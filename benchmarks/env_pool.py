@@ -8,9 +8,8 @@
 Three kinds of callers over 64 slots: one thread (`serial`), 32 threads (`threads`), and one call
 for all 64 slots (`batch`; bare Ray: 64 calls at once, then one `get`). An environment that answers
 at once, and one that takes 10 ms. Bare Ray is the plain actor for the first and one with a thread
-per slot for the second. Each measurement is a process of its own with its own local Ray, the
-implementations in turn, and the median of `--repeat` rounds is shown: compare the figures of one
-run only.
+per slot for the second. The implementations take turns, each interpreter with its own local Ray,
+and the median of `--repeat` rounds is shown: compare the figures of one run only.
 
 `--kit-python` names the interpreter of an environment with `twinkle-kit` 0.5.1 and the same Ray, to
 run its pool (`initialize(mode="ray", lazy_collect=False)`) next to ours. `--sizes` measures what a
@@ -39,7 +38,10 @@ THREADS = 32
 ACTION = {"action": "hit"}
 DELAYS_S = {"instant": 0.0, "10 ms": 0.01}
 CALLERS = ("serial", "threads", "batch")
-ENV_KWARGS: dict[str, Any] = {"env_cls": "pool_tick:Tick"}
+FACTORY = "pool_tick:make_env"
+
+KIT_WORKERS = (1, 2, 4, 8)
+kit_is_ready: list[bool] = []  # it can be initialised once per process
 
 Step = Callable[[int], Any]
 Batch = Callable[[list[int]], Any]
@@ -50,6 +52,7 @@ def start_ray() -> Any:
     ray.init(
         address="local",
         num_cpus=64,  # twinkle-kit wants four for each of its workers; the others do not mind
+        _system_config={"prestart_worker_first_driver": False},  # or one process per CPU
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=100 * 2**20,
@@ -62,7 +65,8 @@ def ours(workers: int, delay_s: float, slots: int) -> tuple[Step, Batch, Callabl
 
     pool = EnvPool(
         slots,
-        env_kwargs={**ENV_KWARGS, "env_kwargs": {"delay_s": delay_s}},
+        env_factory=FACTORY,
+        env_kwargs={"delay_s": delay_s},
         num_workers=workers,
         num_cpus=0.01,
     )
@@ -108,19 +112,24 @@ def kit(workers: int, delay_s: float, slots: int) -> tuple[Step, Batch, Callable
     from twinkle_agentic.envs.openenv import EnvPool
 
     twinkle_: Any = importlib.import_module("twinkle")
-    twinkle_.initialize(
-        mode="ray",
-        groups=[twinkle_.DeviceGroup(name="env", ranks=workers, device_type="CPU")],
-        ncpu_proc_per_node=workers,
-        lazy_collect=False,
-    )
+    if not kit_is_ready:
+        twinkle_.initialize(
+            mode="ray",
+            groups=[
+                twinkle_.DeviceGroup(name=f"env{count}", ranks=count, device_type="CPU")
+                for count in KIT_WORKERS
+            ],
+            ncpu_proc_per_node=sum(KIT_WORKERS),
+            lazy_collect=False,
+        )
+        kit_is_ready.append(True)
     mesh = twinkle_.DeviceMesh.from_sizes(world_size=workers, dp_size=workers, device_type="CPU")
     make: Any = EnvPool
     pool: Any = make(
         pool_size=slots,
         device_mesh=mesh,
-        env_kwargs={**ENV_KWARGS, "env_kwargs": {"delay_s": delay_s}},
-        remote_group="env",
+        env_kwargs={"env_cls": "pool_tick:Tick", "env_kwargs": {"delay_s": delay_s}},
+        remote_group=f"env{workers}",
     )
     pool.reset_batch(list(range(slots)))
 
@@ -171,33 +180,50 @@ def measure(step: Step, batch: Batch, slots: int, seconds: float) -> dict[str, f
     return {"serial": rate(serial, seconds), "threads": threads(), "batch": rate(whole, seconds)}
 
 
-def child(name: str, workers: int, delay: str, slots: int, seconds: float) -> None:
+def serve() -> None:
+    """Measure what the lines of standard input ask for, in this process with its own Ray."""
     start_ray()
-    started = time.perf_counter()
-    step, batch, close = IMPLEMENTATIONS[name](workers, DELAYS_S[delay], slots)
-    ready = time.perf_counter() - started
-    rates = measure(step, batch, slots, seconds)
-    sys.stdout.write("RESULT " + json.dumps({**rates, "start": ready}) + "\n")
-    sys.stdout.flush()
-    close()
+    for line in sys.stdin:
+        name, workers, delay, slots, seconds = json.loads(line)
+        started = time.perf_counter()
+        step, batch, close = IMPLEMENTATIONS[name](workers, DELAYS_S[delay], slots)
+        ready = time.perf_counter() - started
+        rates = measure(step, batch, slots, seconds)
+        close()
+        sys.stdout.write("RESULT " + json.dumps({**rates, "start": ready}) + "\n")
+        sys.stdout.flush()
 
 
-def run(
-    python: str, name: str, workers: int, delay: str, slots: int, seconds: float
-) -> dict[str, float]:
-    """Measure in a process of its own."""
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [python, __file__, "--child", name, str(workers), delay, str(slots), str(seconds)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            return json.loads(line.removeprefix("RESULT "))
-    raise RuntimeError(f"{name} with {workers} workers failed:\n{done.stdout}\n{done.stderr}")
+class Measurer:
+    """A process that measures; it keeps its Ray until the end."""
+
+    def __init__(self, python: str) -> None:
+        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+        self._process = subprocess.Popen(
+            [python, __file__, "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def __call__(
+        self, name: str, workers: int, delay: str, slots: int, seconds: float
+    ) -> dict[str, float]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, workers, delay, slots, seconds]) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("RESULT "):
+                figures = json.loads(line.removeprefix("RESULT "))
+                sys.stderr.write(f"{name} {workers} {delay} {slots} {figures}\n")
+                return figures
+        raise RuntimeError(f"{name} with {workers} workers failed")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
 
 
 def median(rounds: list[dict[str, float]]) -> dict[str, float]:
@@ -208,18 +234,19 @@ def compare(arguments: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    pythons = {"ours": sys.executable, "ray": sys.executable}
+    here = Measurer(sys.executable)
+    measurers = {"ours": here, "ray": here}
     if arguments.kit_python:
-        pythons["kit"] = arguments.kit_python
+        measurers["kit"] = Measurer(arguments.kit_python)
     for delay in arguments.delays:
         table = Table(title=f"steps/s, {SLOTS} slots, environment: {delay}")
         for heading in ("workers", "callers", "ours", "bare Ray", "twinkle-kit", "x Ray", "x kit"):
             table.add_column(heading, justify="left" if heading == "callers" else "right")
         for workers in arguments.workers:
-            rounds: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
+            rounds: dict[str, list[dict[str, float]]] = {name: [] for name in measurers}
             for _ in range(arguments.repeat):
-                for name, python in pythons.items():
-                    rounds[name].append(run(python, name, workers, delay, SLOTS, arguments.seconds))
+                for name, measurer in measurers.items():
+                    rounds[name].append(measurer(name, workers, delay, SLOTS, arguments.seconds))
             figures = {name: median(each) for name, each in rounds.items()}
             for callers in CALLERS:
                 mine, rays = figures["ours"][callers], figures["ray"][callers]
@@ -234,6 +261,8 @@ def compare(arguments: argparse.Namespace) -> None:
                     "-" if kits is None else f"{mine / kits:.2f}",
                 )
         Console(width=100).print(table)
+    for measurer in set(measurers.values()):
+        measurer.close()
 
 
 def sizes(arguments: argparse.Namespace) -> None:
@@ -241,6 +270,7 @@ def sizes(arguments: argparse.Namespace) -> None:
     from rich.table import Table
 
     workers = 4
+    measurer = Measurer(sys.executable)
     table = Table(
         title=f"cost of one step against the size of the pool, {workers} workers, instant"
     )
@@ -249,7 +279,7 @@ def sizes(arguments: argparse.Namespace) -> None:
     for slots in arguments.sizes:
         figures = median(
             [
-                run(sys.executable, "ours", workers, "instant", slots, arguments.seconds)
+                measurer("ours", workers, "instant", slots, arguments.seconds)
                 for _ in range(arguments.repeat)
             ]
         )
@@ -259,6 +289,7 @@ def sizes(arguments: argparse.Namespace) -> None:
             *(f"{1e6 / figures[callers]:,.0f}" for callers in CALLERS),
         )
     Console(width=100).print(table)
+    measurer.close()
 
 
 def recovery(arguments: argparse.Namespace) -> None:
@@ -272,12 +303,10 @@ def recovery(arguments: argparse.Namespace) -> None:
     table = Table(title="worker killed with 16 slots in flight, one of 2 workers")
     for heading in ("round", "16 results after s", "16 resets after s", "other worker's steps/s"):
         table.add_column(heading, justify="right")
-    kwargs = {**ENV_KWARGS, "env_kwargs": {"delay_s": 5.0}}
-    fast = {**ENV_KWARGS, "env_kwargs": {"delay_s": 0.0}}
     for number in range(arguments.repeat):
         with (
-            EnvPool(16, env_kwargs=kwargs, num_workers=1, num_cpus=0.01) as pool,
-            EnvPool(16, env_kwargs=fast, num_workers=1, num_cpus=0.01) as other,
+            EnvPool(16, None, {"delay_s": 5.0}, env_factory=FACTORY, num_workers=1) as pool,
+            EnvPool(16, env_factory=FACTORY, num_workers=1) as other,
             ThreadPoolExecutor(16) as threads,
         ):
             pool.reset_batch(range(16))
@@ -312,11 +341,10 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", help="measure pools of these sizes instead")
     parser.add_argument("--recovery", action="store_true", help="measure a killed worker instead")
     parser.add_argument("--kit-python", help="interpreter with twinkle-kit 0.5.1 and Ray")
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        name, workers, delay, slots, seconds = arguments.child
-        child(name, int(workers), delay, int(slots), float(seconds))
+    if arguments.serve:
+        serve()
     elif arguments.recovery:
         recovery(arguments)
     elif arguments.sizes is not None:

@@ -72,12 +72,14 @@ class EnvPool(BatchCalls):
         step_timeout_s: Seconds a step may take; then the slot is lost.
         reset_timeout_s: Seconds a reset may take, the restart of its worker included.
         lease_timeout_s: Seconds `lease` and `acquire` wait for a free slot.
-        start_timeout_s: Seconds the workers may take to start and make their first environment.
+        start_timeout_s: Seconds the workers may take to start and make their first environment;
+            importing `openenv` alone takes each of them nine seconds of CPU.
         close_timeout_s: Seconds the environments may take to close.
 
     Attributes:
         pool_size: Number of slots.
         num_workers: Number of Ray workers, 0 without Ray.
+        leases: The free slots (`num_free`) and the callers that wait for one (`num_waiting`).
 
     Raises:
         ValueError: A size or limit is out of range, or mesh and `num_workers` disagree.
@@ -106,7 +108,7 @@ class EnvPool(BatchCalls):
         step_timeout_s: float = 120.0,
         reset_timeout_s: float = 120.0,
         lease_timeout_s: float = 1_800.0,
-        start_timeout_s: float = 120.0,
+        start_timeout_s: float = 300.0,
         close_timeout_s: float = 10.0,
     ) -> None:
         world_size = _world_size(device_mesh, num_workers)
