@@ -12,6 +12,7 @@ from uuid import uuid4
 from openenv_server.executor import ExecResult, Executor, Failure
 from openenv_server.executors import make_executor
 from openenv_server.lean import Environment
+from openenv_server.memory import WorkerMemoryError
 from openenv_server.settings import Settings
 from openenv_server.wire import CodeAction, CodeObservation, CodeState, import_coding_env
 
@@ -94,7 +95,7 @@ class CodingEnvironment(_Base):
         '2\n'
     """
 
-    SUPPORTS_CONCURRENT_SESSIONS = True  # nothing is shared between two of them
+    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
@@ -131,9 +132,17 @@ class CodingEnvironment(_Base):
         Args:
             action: The code.
             timeout_s: Not used; OpenEnv's server never passes it. See `Settings.step_timeout_s`.
+
+        Raises:
+            WorkerMemoryError: The worker has reached its memory limit, and it cannot be told that
+                this code is to blame. The server answers with an error (`EXECUTION_ERROR`), and
+                the session lives, with whatever the code had done by then.
         """
         observation = super().step(action)
-        return self._describe(observation, failure=self._executor.failure)
+        failure = self._executor.failure
+        if failure is Failure.WORKER_LIMIT:  # an observation would be scored
+            raise WorkerMemoryError(observation.stderr)
+        return self._describe(observation, failure=failure)
 
     def close(self) -> None:
         """Give back what the executor holds."""

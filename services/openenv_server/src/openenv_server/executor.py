@@ -20,6 +20,9 @@ class Failure(StrEnum):
     """The code raised an exception."""
     TIMEOUT = "timeout"
     """The step took longer than `step_timeout_s`."""
+    WORKER_LIMIT = "worker_limit"
+    """The worker's memory limit was met, and nobody can tell that the code used it up. The
+    environment raises it as `memory.WorkerMemoryError`: it is no result of the code."""
     TOO_LONG = "too_long"
     """The code is longer than `max_code_chars`."""
 

@@ -13,7 +13,7 @@ __all__ = ["EXECUTORS", "make_executor"]
 
 EXECUTORS: dict[str, Callable[[Settings, int | None], Executor]] = {
     "strict": lambda settings, seed: StrictExecutor(settings, seed=seed),
-    "stock": lambda settings, seed: StockExecutor(settings),
+    "stock": lambda settings, seed: StockExecutor(settings, seed=seed),
 }
 """One entry per name in `settings.EXECUTOR_NAMES`; the second argument is the episode's seed."""
 

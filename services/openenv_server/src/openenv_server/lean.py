@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import FastAPI
 
-__all__ = ["Action", "Environment", "Observation", "PyExecutor", "State", "create_app"]
+__all__ = ["Action", "Environment", "Observation", "State", "create_app"]
 
 
 def _load() -> None:
@@ -39,7 +39,6 @@ if not TYPE_CHECKING:
 from openenv.core.env_server import http_server  # noqa: E402  # after gradio is hidden
 from openenv.core.env_server.interfaces import Environment  # noqa: E402
 from openenv.core.env_server.types import Action, Observation, State  # noqa: E402
-from openenv.core.tools.local_python_executor import PyExecutor  # noqa: E402
 
 create_app: Callable[..., FastAPI] = cast("Any", http_server).create_app
 """OpenEnv's `create_app`, whose own type leaves its generics open."""

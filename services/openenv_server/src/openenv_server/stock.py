@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from openenv_server.executor import ExecResult, Failure
-from openenv_server.lean import PyExecutor
+from openenv_server.interpreter import BASE_IMPORTS, LocalPythonExecutor
+from openenv_server.memory import MemoryShare
 from openenv_server.names import Names, StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
@@ -18,6 +19,7 @@ __all__ = [
     "exit_code_of",
     "failed_line",
     "is_from_code",
+    "memory_failure",
     "timeout_text",
     "too_long",
 ]
@@ -25,33 +27,49 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class StockExecutor(PyExecutor):
+class StockExecutor:
     """The interpreter behind OpenEnv's `coding_env`, with its own idea of Python.
 
-    It differs from stock in its failures only: `SystemExit` and `KeyboardInterrupt` fail the step
+    It differs from stock in its failures: `SystemExit` and `KeyboardInterrupt` fail the step
     instead of ending the session, printed text survives an exception, stderr is the exception and
-    not the server's traceback, output and wall time are bounded.
+    not the server's traceback, output and wall time are bounded. And it is kept to its session:
+    attributes and imports go through `guard.py` and `modules.py`, as with `strict`.
+
+    Args:
+        settings: Limits.
+        seed: Seed of the session's own `random`.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(additional_imports=list(settings.extra_imports))
+    def __init__(self, settings: Settings, *, seed: int | None = None) -> None:
         self._settings = settings
-        self._names = Names(max_output_chars=settings.max_output_chars, counts=True)
+        imports = [*BASE_IMPORTS, *settings.extra_imports]
+        self._names = Names(
+            max_output_chars=settings.max_output_chars, imports=imports, seed=seed, counts=True
+        )
+        # No timeout of its own: that is a thread per step and ends nothing; see `Names`.
+        self._executor: Any = LocalPythonExecutor([], timeout_seconds=None)
+        self._executor.authorized_imports = imports
         self._executor.state = self._names
-        self._executor.timeout_seconds = None  # a thread per step that ends nothing; see `Names`
+        self._executor.send_tools({"safe_json_dumps": _safe_json_dumps})  # `coding_env` has it
 
     @property
     def name(self) -> str:
         """`smolagents`."""
         return "smolagents"
 
-    def run(self, code: str) -> ExecResult:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def run(self, code: str) -> ExecResult:
         """Run one piece of code."""
         refused = too_long(code, self._settings)
         if refused is not None:
             return refused
-        limit, timeout_s = self._settings.max_output_chars, self._settings.step_timeout_s
-        self._names.start_step(timeout_s)
+        self._names.start_step(self._settings.step_timeout_s)
+        try:
+            return self._evaluate(code)
+        finally:
+            self._names.end_step()
+
+    def _evaluate(self, code: str) -> ExecResult:
+        limit = self._settings.max_output_chars
         try:
             value: Any = self._executor(code).output
             shown = "" if value is None else _stock_text(value)  # may run the code's own __repr__
@@ -69,6 +87,8 @@ class StockExecutor(PyExecutor):
 
     def _failure(self, error: BaseException) -> ExecResult:
         stdout, limit = str(self._names.printed), self._settings.max_output_chars
+        if isinstance(error, MemoryError) or isinstance(error.__context__, MemoryError):
+            return memory_failure(self._names.memory, None, stdout)
         if isinstance(error, StepTimeoutError):
             text, failure = timeout_text(self._settings), Failure.TIMEOUT
         else:
@@ -92,6 +112,28 @@ def too_long(code: str, settings: Settings) -> ExecResult | None:
         ),
         exit_code=1,
         failure=Failure.TOO_LONG,
+    )
+
+
+def memory_failure(memory: MemoryShare, line: int | None, stdout: str) -> ExecResult:
+    """Say that there was no memory, and whether that is the code's own doing."""
+    where = "" if line is None else f'File "<code>", line {line}\n'
+    if memory.is_to_blame():
+        return ExecResult(
+            stdout=stdout,
+            stderr=f"{where}MemoryError",
+            exit_code=1,
+            failure=Failure.EXCEPTION,
+        )
+    return ExecResult(
+        stdout=stdout,
+        stderr=(
+            "the worker has reached its memory limit (--worker-memory-mb, RLIMIT_DATA), which all "
+            "its sessions share: this is no fault of the code as far as can be told. Do not score "
+            "the step; raise the limit, or run more workers with fewer sessions each"
+        ),
+        exit_code=1,
+        failure=Failure.WORKER_LIMIT,
     )
 
 
@@ -128,6 +170,10 @@ def is_from_code(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_code.co_name == "evaluate_raise"
+
+
+def _safe_json_dumps(value: Any) -> str:
+    return json.dumps(value, default=repr)
 
 
 def _stock_text(value: Any) -> str:

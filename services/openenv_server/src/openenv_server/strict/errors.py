@@ -8,8 +8,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from openenv_server.exits import CarriedError
 from openenv_server.interpreter import InterpreterError
-from openenv_server.strict.shims import CarriedError
 from openenv_server.strict.variables import Variables, unbound
 
 __all__ = ["as_python"]

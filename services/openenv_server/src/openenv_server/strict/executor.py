@@ -8,12 +8,18 @@ import warnings
 from typing import Any
 
 from openenv_server.executor import ExecResult, Failure
-from openenv_server.interpreter import InterpreterError, evaluate_ast
-from openenv_server.lean import PyExecutor
+from openenv_server.interpreter import BASE_IMPORTS, InterpreterError, evaluate_ast
 from openenv_server.names import StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
-from openenv_server.stock import exit_code_of, failed_line, is_from_code, timeout_text, too_long
+from openenv_server.stock import (
+    exit_code_of,
+    failed_line,
+    is_from_code,
+    memory_failure,
+    timeout_text,
+    too_long,
+)
 from openenv_server.strict.errors import as_python
 from openenv_server.strict.nodes import RefusedError
 from openenv_server.strict.rewrite import prepare
@@ -23,9 +29,10 @@ from openenv_server.strict.variables import Variables
 __all__ = ["StrictExecutor"]
 
 _warnings_lock = threading.Lock()
+_IN_PART = ("operator", "string", "sys", "typing")  # see library.py
 
 
-class StrictExecutor(PyExecutor):
+class StrictExecutor:
     """Runs code in OpenEnv's interpreter such that it does what CPython does, or fails.
 
     The code is rewritten before it is run (`rewrite.py`); what the interpreter would get silently
@@ -38,11 +45,12 @@ class StrictExecutor(PyExecutor):
     """
 
     def __init__(self, settings: Settings, *, seed: int | None = None) -> None:
-        super().__init__(additional_imports=list(settings.extra_imports))
         self._settings = settings
-        self._names = Variables(max_output_chars=settings.max_output_chars)
-        builtins = builtin_tools()
-        self._tools = builtins | helpers(self._names, seed)
+        self._imports = [*BASE_IMPORTS, *settings.extra_imports, *_IN_PART]
+        self._names = Variables(
+            max_output_chars=settings.max_output_chars, imports=self._imports, seed=seed
+        )
+        self._tools = builtin_tools() | helpers(self._names)
         # Callable because they are here, under keys no code can write; found by name because they
         # are there: the interpreter lets a variable hide the second kind only.
         self._allowed = {f"{name}@allowed": tool for name, tool in self._tools.items()}
@@ -53,7 +61,7 @@ class StrictExecutor(PyExecutor):
         """`smolagents-strict`."""
         return "smolagents-strict"
 
-    def run(self, code: str) -> ExecResult:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def run(self, code: str) -> ExecResult:
         """Run one piece of code."""
         refused = too_long(code, self._settings)
         if refused is not None:
@@ -89,7 +97,7 @@ class StrictExecutor(PyExecutor):
                     self._names,
                     self._allowed,
                     self._tools,
-                    self._executor.authorized_imports,
+                    self._imports,
                 )
             if shows_value and value is not None:
                 text = repr(value)  # may run the code's own __repr__
@@ -104,6 +112,8 @@ class StrictExecutor(PyExecutor):
     def _raised(self, error: BaseException) -> ExecResult:
         stdout = str(self._names.printed)
         line = failed_line(error.__traceback__)
+        if isinstance(error, MemoryError):
+            return memory_failure(self._names.memory, line, stdout)
         error = as_python(error)
         code = exit_code_of(error)
         if code == 0:  # SystemExit(0) ends the code, and nothing failed

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 
+from openenv_server.names import INTERNAL
 from openenv_server.strict.nodes import PROTECTED, RefusedError, bound, call, constant, flat, load
 from openenv_server.strict.nodes import signature as signature_of
 from openenv_server.strict.scope import Scope
@@ -39,6 +40,8 @@ class Expressions(Scope):
             if not isinstance(node.ctx, ast.Load):
                 raise RefusedError(node, f"the name {node.id!r} cannot be given another value")
             node.id += "@"
+        if node.id in INTERNAL:
+            raise RefusedError(node, f"the name {node.id!r} belongs to the interpreter")
         if node.id == "__class__" and self.classes:
             return ast.copy_location(load(self.classes[-1][1]), node)
         return node

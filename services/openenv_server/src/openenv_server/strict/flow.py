@@ -8,7 +8,6 @@ import ast
 
 from openenv_server.strict.expressions import Expressions
 from openenv_server.strict.nodes import assign, call, constant, forget, load
-from openenv_server.strict.shims import SHIMS
 
 __all__ = ["Flow"]
 
@@ -20,30 +19,17 @@ class Flow(Expressions):
         done: list[ast.stmt] = []
         for alias in node.names:
             self.check_binding(node, alias.asname or alias.name)
-            if alias.name in SHIMS:
-                done.append(assign(alias.asname or alias.name, load(f"{alias.name}@")))
-            else:
-                if alias.asname is None and "." in alias.name:  # binds the outermost package
-                    hidden = self.hidden("import")
-                    done.append(ast.Import(names=[ast.alias(name=alias.name, asname=hidden)]))
-                    alias = ast.alias(name=alias.name.partition(".")[0])
-                done.append(ast.Import(names=[alias]))
+            if alias.asname is None and "." in alias.name:  # binds the outermost package
+                hidden = self.hidden("import")
+                done.append(ast.Import(names=[ast.alias(name=alias.name, asname=hidden)]))
+                alias = ast.alias(name=alias.name.partition(".")[0])
+            done.append(ast.Import(names=[alias]))
         return done
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.stmt]:
         for alias in node.names:
             self.check_binding(node, alias.asname or alias.name)
-        if node.module == "__future__":
-            return []
-        if node.module not in SHIMS or node.level or node.names[0].name == "*":
-            return [node]
-        return [
-            assign(
-                alias.asname or alias.name,
-                ast.Attribute(value=load(f"{node.module}@"), attr=alias.name, ctx=ast.Load()),
-            )
-            for alias in node.names
-        ]
+        return [] if node.module == "__future__" else [node]
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
         unpacks = [t for t in node.targets if isinstance(t, ast.Tuple | ast.List)]

@@ -6,23 +6,23 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import itertools
 import operator
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from openenv_server.exits import CarriedError, end_program
+from openenv_server.guard import del_attribute, get_attribute
 from openenv_server.interpreter import BASE_PYTHON_TOOLS, CONTROL_FLOW, InterpreterError
 from openenv_server.names import Names, Printed
 from openenv_server.strict.binding import make_function
 from openenv_server.strict.errors import as_python
-from openenv_server.strict.shims import CarriedError, end_program, make_shims
 
 __all__ = ["builtin_tools", "helpers"]
 
 _NEW_BUILTINS = (
-    "ascii bin bytearray bytes classmethod delattr format frozenset hash hex id object oct "
+    "ascii bin bytearray bytes classmethod format frozenset hash hex id object oct "
     "property repr slice staticmethod"
 )
 
@@ -32,18 +32,25 @@ def builtin_tools() -> dict[str, Any]:
     own = [name for name in BASE_PYTHON_TOOLS if hasattr(builtins, name) and name != "print"]
     tools = {name: BASE_PYTHON_TOOLS[name] for name in own}
     tools |= {name: getattr(builtins, name) for name in _NEW_BUILTINS.split()}
+    tools |= {"getattr": _getattr, "delattr": del_attribute}
     return tools | {"exit": end_program, "quit": end_program}
 
 
-def helpers(names: Names, seed: int | None) -> dict[str, Any]:
+def helpers(names: Names) -> dict[str, Any]:
     """Give the helpers of one session, under the names that rewritten code has for them."""
+    printed = names.printed
+
+    def print_(*values: object, **options: Any) -> None:
+        _print(printed, *values, **options)
+
+    print_.__name__ = print_.__qualname__ = "print"
     tools: dict[str, Any] = {
-        "print": functools.partial(_print, names.printed),
+        "print": print_,
         "super": super,
         "function": make_function,
         "class": _class,
         "special": _special,
-        "method": _method,
+        "method": get_attribute,
         "format": format,
         "matmul": _matmul,
         "assertion": _assertion,
@@ -66,8 +73,15 @@ def helpers(names: Names, seed: int | None) -> dict[str, Any]:
         "caught": as_python,
         "raising": _raising,
     }
-    tools |= make_shims(names, seed)
     return {f"{name}@": value for name, value in tools.items()}
+
+
+def is_from_limit(error: BaseException) -> bool:
+    """Tell what no part of the code may swallow: what the interpreter or the worker cannot do."""
+    return isinstance(as_python(error), InterpreterError) or isinstance(error, MemoryError)
+
+
+_SPECIAL = ("__name__", "__class__", "__doc__")
 
 
 class _Handles:
@@ -79,7 +93,7 @@ class _Handles:
             self._kinds = cast("tuple[Any, ...]", kind)
 
     def __instancecheck__(self, error: BaseException) -> bool:
-        if isinstance(error, CONTROL_FLOW):
+        if isinstance(error, CONTROL_FLOW) or is_from_limit(error):
             return False
         error = as_python(error)
         for kind in self._kinds:
@@ -87,7 +101,7 @@ class _Handles:
                 raise TypeError(
                     "catching classes that do not inherit from BaseException is not allowed"
                 )
-        return not isinstance(error, InterpreterError) and isinstance(error, self._kinds)
+        return isinstance(error, self._kinds)
 
 
 class _Context:
@@ -110,14 +124,14 @@ class _Context:
         if error is None or isinstance(error, CONTROL_FLOW):
             self._real.__exit__(None, None, None)
             return False
-        error = as_python(error)
-        if isinstance(error, InterpreterError):  # nothing of the code may swallow it
+        if is_from_limit(error):
             return False
+        error = as_python(error)
         return bool(self._real.__exit__(type(error), error, trace))
 
 
-def _method(value: Any, name: str) -> Any:
-    return getattr(value, name)
+def _getattr(value: Any, name: str, *default: Any) -> Any:
+    return _special(value, name) if name in _SPECIAL else get_attribute(value, name, *default)
 
 
 def _assertion(source: str, *message: Any) -> AssertionError:
@@ -138,7 +152,10 @@ def _same(value: Any) -> Any:
 def _raising(value: Any) -> Any:
     if isinstance(value, type) and issubclass(value, BaseException):
         value = cast("Any", value)()
-    if isinstance(value, BaseException) and not isinstance(value, Exception):
+    # A MemoryError that code raises by itself may be caught, one of the worker may not.
+    if isinstance(value, MemoryError) or (
+        isinstance(value, BaseException) and not isinstance(value, Exception)
+    ):
         return CarriedError(value)
     return cast("Any", value)
 
@@ -185,11 +202,11 @@ def _special(value: Any, name: str) -> Any:
         return cast("type[Any]", type(value))
     if name == "__name__":
         return value.__name__.removesuffix("@")
-    return getattr(value, name)
+    return get_attribute(value, name)
 
 
 def _call_method(value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    return getattr(value, name)(*args, **kwargs)
+    return get_attribute(value, name)(*args, **kwargs)
 
 
 def _list_of(*items: Any) -> list[Any]:

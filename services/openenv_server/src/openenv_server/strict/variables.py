@@ -7,6 +7,7 @@ missing `n` from zero. Here a "copy" is an inner scope, and what is missing is m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 from openenv_server.names import Names
@@ -33,8 +34,10 @@ class Variables(Names):
     _outer: Variables | None = None
     _elsewhere: dict[str, str] | None = None
 
-    def __init__(self, *, max_output_chars: int) -> None:
-        super().__init__(max_output_chars=max_output_chars, counts=False)
+    def __init__(self, *, max_output_chars: int, imports: Iterable[str], seed: int | None) -> None:
+        super().__init__(
+            max_output_chars=max_output_chars, imports=imports, seed=seed, counts=False
+        )
 
     def copy(self) -> Variables:
         """Open a scope inside this one."""
