@@ -112,6 +112,8 @@ def rude_stats(
             "proxied": all_of_them["all"].get("proxy CONNECT", 0),
             "hanging": all_of_them["open"].get("hang", 0),
             "headers": all_of_them["headers"].get(key, {}),
+            "knocks": all_of_them["knocks"].get(key, 0),
+            "held": all_of_them["held"].get(key, 0),
         }
 
     return stats

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from http import HTTPStatus
 from typing import Any
 
@@ -26,7 +26,12 @@ from websockets.http11 import Request, Response
 
 open_sessions: Counter[str] = Counter()
 all_sessions: Counter[str] = Counter()
+knocks: Counter[str] = Counter()
+resets_held: Counter[str] = Counter()
 headers_seen: dict[str, dict[str, str]] = {}
+doors: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+_MCP_ACTION = {"properties": {"tool_name": {}, "arguments": {}}, "required": ["tool_name"]}
 
 
 def observation(fields: dict[str, Any], *, reward: Any = 0.0, done: bool = False) -> str:
@@ -43,13 +48,24 @@ async def full(socket: ServerConnection) -> None:
     await socket.close()
 
 
-async def answer(socket: ServerConnection, behaviour: str, message: dict[str, Any]) -> None:
+async def answer(
+    socket: ServerConnection, behaviour: str, key: str, message: dict[str, Any]
+) -> None:
     kind, data = message["type"], message.get("data") or {}
     if kind == "state":
         await socket.send(json.dumps({"type": "state", "data": {"episode_id": "server-made"}}))
         return
+    if kind == "mcp":
+        if behaviour == "drops_listing" and all_sessions[key] == 1:
+            socket.transport.abort()
+            return
+        tools = [{"name": "look", "inputSchema": {"type": "object"}}]
+        result = {"jsonrpc": "2.0", "id": 1, "result": {"tools": tools}}
+        await socket.send(json.dumps({"type": "mcp", "data": result}))
+        return
     if kind == "reset":
-        if behaviour == "reset_hangs":
+        if behaviour == "reset_hangs" or data.get("hang"):
+            resets_held[key] += 1
             return
         await socket.send(observation({"text": "ready", "got": data}))
         if behaviour == "unsolicited":
@@ -110,14 +126,14 @@ async def serve_session(socket: ServerConnection) -> None:
                 if behaviour == "slow_close":
                     await asyncio.sleep(60)
                 return
-            await answer(socket, behaviour, message)
+            await answer(socket, behaviour, key, message)
     except ConnectionClosed:
         pass
     finally:
         open_sessions[key] -= 1
 
 
-def over_http(_: ServerConnection, request: Request) -> Response | None:
+async def over_http(_: ServerConnection, request: Request) -> Response | None:
     def text(status: HTTPStatus, body: str) -> Response:
         from websockets.datastructures import Headers
 
@@ -126,14 +142,29 @@ def over_http(_: ServerConnection, request: Request) -> Response | None:
         return Response(status.value, status.phrase, headers, raw)
 
     if request.path.startswith("/stats"):
-        stats = {"open": open_sessions, "all": all_sessions, "headers": headers_seen}
+        stats = {
+            "open": open_sessions,
+            "all": all_sessions,
+            "headers": headers_seen,
+            "knocks": knocks,
+            "held": resets_held,
+        }
         return text(HTTPStatus.OK, json.dumps(stats))
     if request.path.startswith("/busy/"):
         return text(HTTPStatus.SERVICE_UNAVAILABLE, "no room")
+    if request.path.startswith("/open_door/"):
+        doors[request.path.rpartition("/")[2]].set()
+        return text(HTTPStatus.OK, "{}")
+    if request.path.startswith("/drops_listing/") and request.path.endswith("/schema"):
+        return text(HTTPStatus.OK, json.dumps({"action": _MCP_ACTION}))
     if request.path.endswith("/schema"):
         return text(HTTPStatus.NOT_FOUND, "{}")
     if not request.path.endswith("/ws"):
         return text(HTTPStatus.NOT_FOUND, "{}")
+    if request.path.startswith("/slow_door/"):
+        key = request.path.split("/")[2]
+        knocks[key] += 1
+        await doors[key].wait()
     return None
 
 

@@ -12,6 +12,7 @@ from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
 from twinkle_agentic.envs.openenv.rendering import render_observation
 from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
 from twinkle_agentic.envs.text import to_text, truncate_middle
+from twinkle_agentic.tools.limits import check_count
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["ActionMapper", "Adapter"]
@@ -38,10 +39,7 @@ class Adapter(Env):
         strict_reset: bool,
         unstarted: ErrorKind,
     ) -> None:
-        if max_observation_chars is not None and max_observation_chars < 1:
-            raise ValueError(
-                f"max_observation_chars must be at least 1 or None, found {max_observation_chars!r}"
-            )
+        check_count("max_observation_chars", max_observation_chars, allow_none=True)
         self.reset_kwargs: dict[str, Any] = dict(reset_kwargs or {})
         self._action_mapper = action_mapper
         self._renderer = observation_renderer

@@ -5,12 +5,11 @@ Nothing is connected before the first `reset`. All clients of a process share on
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from twinkle_agentic.envs.background import run_sync
@@ -32,7 +31,9 @@ from twinkle_agentic.envs.openenv.reset_kwargs import (
 )
 from twinkle_agentic.envs.openenv.sync_face import SessionClient
 from twinkle_agentic.envs.text import MAX_TEXT_CHARS
-from twinkle_agentic.tools.threads import current_pool, run_blocking
+from twinkle_agentic.tools.coroutines import finish, finish_async
+from twinkle_agentic.tools.limits import check_count
+from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 __all__ = ["OpenEnvClient"]
@@ -135,6 +136,7 @@ class OpenEnvClient(Adapter):
                 "base_url is missing: pass it or set OPENENV_BASE_URL, for example "
                 "'http://10.0.0.5:8000'"
             )
+        check_count("max_action_bytes", max_action_bytes)
         settings = link_settings(
             address=ServerAddress.parse(url),
             connect_timeout_s=connect_timeout_s,
@@ -144,7 +146,6 @@ class OpenEnvClient(Adapter):
             ping_interval_s=ping_interval_s,
             ping_timeout_s=ping_timeout_s,
             max_message_bytes=max_message_bytes,
-            max_action_bytes=max_action_bytes,
             headers=headers,
             proxy=proxy,
             client_kwargs=client_kwargs or {},
@@ -236,7 +237,7 @@ class OpenEnvClient(Adapter):
             if isinstance(plan, bytes):
                 return self._taken(self._server.request_sync(MessageType.STEP, plan))
             value = plan(self, arguments or {})
-            return self._handled(_run_alone(value) if inspect.isawaitable(value) else value)
+            return self._handled(finish(value))
         except Exception as error:
             return self._failed(error, tool_name)
 
@@ -249,9 +250,9 @@ class OpenEnvClient(Adapter):
             if isinstance(plan, bytes):
                 return self._taken(await self._server.request(MessageType.STEP, plan))
             if inspect.iscoroutinefunction(plan):
-                return self._handled(await plan(self, arguments or {}))
+                return self._handled(await finish_async(plan(self, arguments or {})))
             value = await run_blocking(plan, self, arguments or {})
-            return self._handled(await value if inspect.isawaitable(value) else value)
+            return self._handled(await finish_async(value))
         except Exception as error:
             return self._failed(error, tool_name)
 
@@ -452,12 +453,3 @@ def _is_json(value: Any) -> bool:
     except (TypeError, ValueError, RecursionError):
         return False
     return True
-
-
-def _run_alone(value: Awaitable[Any]) -> Any:
-    """Await what a handler returned, in a thread of its own: this one may run an event loop."""
-
-    async def awaited() -> Any:
-        return await value
-
-    return current_pool().submit(lambda: asyncio.run(awaited())).result()

@@ -7,6 +7,7 @@ from typing import Any
 
 from twinkle_agentic.envs.openenv.address import ServerAddress
 from twinkle_agentic.envs.openenv.link import LinkSettings
+from twinkle_agentic.tools.limits import check_count, check_limit
 
 __all__ = ["link_settings"]
 
@@ -21,7 +22,6 @@ def link_settings(
     ping_interval_s: float | None,
     ping_timeout_s: float | None,
     max_message_bytes: int,
-    max_action_bytes: int,
     headers: Mapping[str, str] | None,
     proxy: str | bool | None,
     client_kwargs: Mapping[str, Any],
@@ -44,17 +44,11 @@ def link_settings(
         "close_timeout_s": close_timeout_s,
         "ping_interval_s": ping_interval_s,
         "ping_timeout_s": ping_timeout_s,
-        "max_message_bytes": max_message_bytes,
-        "max_action_bytes": max_action_bytes,
     }
-    may_be_none = ("ping_interval_s", "ping_timeout_s")
     for name, value in above_zero.items():
-        if value is None and name in may_be_none:
-            continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise ValueError(f"{name} must be a number above 0, found {value!r}")
-    if not capacity_timeout_s >= 0:
-        raise ValueError(f"capacity_timeout_s must be at least 0, found {capacity_timeout_s!r}")
+        check_limit(name, value, allow_none=name.startswith("ping_"))
+    check_limit("capacity_timeout_s", capacity_timeout_s, allow_zero=True)
+    check_count("max_message_bytes", max_message_bytes)
     return LinkSettings(
         address=address,
         connect_timeout_s=connect_timeout_s,
@@ -62,7 +56,6 @@ def link_settings(
         ping_interval_s=ping_interval_s,
         ping_timeout_s=message_timeout_s if ping_timeout_s is None else ping_timeout_s,
         max_message_bytes=int(max_message_bytes),
-        max_action_bytes=int(max_action_bytes),
         headers=None if headers is None else dict(headers),
         proxy=proxy,
     )

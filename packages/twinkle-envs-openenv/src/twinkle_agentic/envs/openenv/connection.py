@@ -115,7 +115,7 @@ class ServerConnection:
         """Start an episode; `explicit` are the reset arguments to verify."""
         await self._bind()
         session = self._own_session()
-        data, _ = await session.start(MessageType.RESET, frame, timeout_s=self._message_timeout_s)
+        data = await session.start(MessageType.RESET, frame, timeout_s=self._message_timeout_s)
         if self._lists_tools:
             await self._offer_tools(session, may_step=True)
         ignored, unverified = await self._verify(session, explicit)
@@ -231,8 +231,10 @@ class ServerConnection:
         # their own answer only the other.
         timeout_s = self._message_timeout_s
         frame = encode(MessageType.MCP, _LIST_TOOLS_RPC)
+        # With an episode running it must be asked in its session: a new one knows of no reset.
+        ask = session.request if may_step else session.start
         try:
-            answer, _ = await session.start(MessageType.MCP, frame, timeout_s=timeout_s)
+            answer = await ask(MessageType.MCP, frame, timeout_s=timeout_s)
             listing = _listed(rpc_result(answer))
         except EnvError as error:
             if isinstance(error, ServerError) and not error.session_lives:

@@ -69,10 +69,11 @@ class Episode:
     def scored(
         self, observation: str, reward: Any, *, done: bool, info: dict[str, Any]
     ) -> StepResult:
-        """Make the result of a step and add its reward, if that is a finite number."""
+        """Make the result of a step and add its reward; a failed step earns nothing."""
         result = StepResult.scored(observation, reward, done=done, info=info)
         with self._adding:  # threads may step one env at once
-            self.reward += result.reward
+            if result.error is None:
+                self.reward += result.reward
             self.done = self.done or result.done
             result.info["episode_reward"] = self.reward
         return result

@@ -53,11 +53,15 @@ class Mailbox:
         """
         self._calls.append((function, args))
         if not self._awake:
-            self._awake = True
-            loop = self._loop()
-            if loop is None:
-                raise RuntimeError("Event loop is closed")
-            loop.call_soon_threadsafe(self._drain)
+            try:
+                self._awake = True
+                loop = self._loop()
+                if loop is None:
+                    raise RuntimeError("Event loop is closed")
+                loop.call_soon_threadsafe(self._drain)
+            except BaseException:  # Ctrl-C: the next post must wake the loop
+                self._awake = False
+                raise
 
     def _drain(self) -> None:
         self._awake = False  # before the first look, so that nothing posted from here on is missed

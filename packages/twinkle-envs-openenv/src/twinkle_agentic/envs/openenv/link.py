@@ -36,7 +36,6 @@ from twinkle_agentic.envs.errors import (
 from twinkle_agentic.envs.openenv.address import ServerAddress
 from twinkle_agentic.envs.openenv.protocol import (
     CLOSE_MESSAGE,
-    MAX_ACTION_BYTES,
     MessageType,
     decode,
     unsolicited,
@@ -61,7 +60,6 @@ class LinkSettings:
         ping_timeout_s: Seconds without a pong after which the server counts as dead; `None` waits
             for ever.
         max_message_bytes: Largest frame taken from the server.
-        max_action_bytes: Largest frame the server takes.
         headers: Extra HTTP headers of the handshake.
         proxy: `True` asks the environment (`HTTP_PROXY` and the like) unless the server is on this
             machine, `None` goes straight, a URL goes through that proxy.
@@ -73,7 +71,6 @@ class LinkSettings:
     ping_interval_s: float | None = 20.0
     ping_timeout_s: float | None = 120.0
     max_message_bytes: int = 100 * 2**20
-    max_action_bytes: int = MAX_ACTION_BYTES
     headers: Mapping[str, str] | None = None
     proxy: str | bool | None = True
 
@@ -218,6 +215,18 @@ class Link:
                     "closed"
                 )
             )
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that wait for the one in flight."""
+        return len(self._queue)
+
+    def give_up(self, reason: TwinkleEnvError) -> None:
+        """End the link from any thread, as `fail` does as soon as its loop gets to it."""
+        with self._guard:
+            self.failure = self.failure or reason
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and the socket with it
+            self.loop.call_soon_threadsafe(self.fail, reason)
 
     def fail(self, reason: TwinkleEnvError) -> None:
         """End the link at once: the message in flight fails with `reason`, the socket is cut."""

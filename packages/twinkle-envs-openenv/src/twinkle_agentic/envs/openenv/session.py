@@ -9,6 +9,7 @@ import _thread
 import asyncio
 import contextlib
 import random
+import time
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 
 from twinkle_agentic.envs.errors import (
     CapacityError,
+    EnvTimeoutError,
     SessionClosedError,
     TwinkleEnvError,
 )
@@ -27,6 +29,8 @@ __all__ = ["Session", "backoff_delays"]
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
+_LOOK_S = 0.5  # a signal that arrives on the way into an endless wait would never be acted on
+_STUCK_S = 5.0  # beyond the limit that the background loop enforces itself
 
 
 class Session:
@@ -48,33 +52,31 @@ class Session:
         self._mailbox = mailbox_of(self.loop)
         self._lock = asyncio.Lock()
         self._link: Link | None = None
+        self._closings = 0
         self._why_none = "no episode has been started: call reset first"
 
-    async def start(
-        self, kind: MessageType, frame: bytes, *, timeout_s: float
-    ) -> tuple[dict[str, Any], bool]:
+    async def start(self, kind: MessageType, frame: bytes, *, timeout_s: float) -> dict[str, Any]:
         """Send a message that needs no earlier one, over the open connection or a new one.
 
         Waits for room on a full server, with growing random delays, up to `capacity_timeout_s`.
 
-        Returns:
-            The answer, and whether the connection is new.
-
         Raises:
             CapacityError: The server stayed full.
+            SessionClosedError: `close` was called meanwhile, among other reasons.
             TwinkleEnvError: Connecting failed, or what became of the message.
         """
+        closings = self._closings
         async with self._lock:
             link = self._link
             if link is not None and link.failure is None:
                 try:
-                    return await self.request(kind, frame, timeout_s=timeout_s), False
+                    return await self.request(kind, frame, timeout_s=timeout_s)
                 except SessionClosedError:
                     # An idle connection had died unnoticed, as after a server's restart. A reset
                     # starts from nothing, so it may as well do so on a new connection.
                     if link.uses == 0:
                         raise
-            return await self._start_anew(kind, frame, timeout_s), True
+            return await self._start_anew(kind, frame, timeout_s, closings)
 
     async def request(self, kind: MessageType, frame: bytes, *, timeout_s: float) -> dict[str, Any]:
         """Send one message of the running episode and wait for its answer; requests queue in order.
@@ -107,6 +109,8 @@ class Session:
 
         Raises:
             RuntimeError: Called on the background loop itself, where it would wait for ever.
+            EnvTimeoutError: No answer in time; also where the background thread is stuck and cannot
+                say so itself.
         """
         if asyncio._get_running_loop() is self.loop:  # pyright: ignore[reportPrivateUsage]
             raise RuntimeError(
@@ -123,14 +127,32 @@ class Session:
         exchange = Exchange(kind, frame, timeout_s, deliver)
         try:
             self._hand_over(exchange)
-            answered.acquire()
+            if not answered.acquire(timeout=_LOOK_S):
+                self._wait_on(exchange, answered)
         except BaseException:  # Ctrl-C
-            self._mailbox.post(self.cancel, exchange)
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and the session with it
+                self._mailbox.post(self.cancel, exchange)
             raise
         answer, error = outcome
         if error is not None:
             raise error
         return answer
+
+    def _wait_on(self, exchange: Exchange, answered: _thread.LockType) -> None:
+        """Wait for an answer that takes longer, each message before it included."""
+        link = self._link
+        turns = 1 + len(self._on_the_way) + (0 if link is None else link.num_waiting)
+        deadline = time.monotonic() + turns * exchange.timeout_s + _STUCK_S
+        while not answered.acquire(timeout=_LOOK_S):
+            if time.monotonic() > deadline:
+                stuck = EnvTimeoutError(
+                    f"no answer to {exchange.kind} within {exchange.timeout_s:g} s, and the "
+                    "background thread does not end the session: something blocks it; never call "
+                    "blocking code on the background loop"
+                )
+                if link is not None:
+                    link.give_up(stuck)
+                raise stuck
 
     def _hand_over(self, exchange: Exchange) -> None:
         """Send from the caller's own thread where nothing is before it, else by way of the loop."""
@@ -169,6 +191,7 @@ class Session:
     async def close(self) -> None:
         """End the session within `close_timeout_s`; a message in flight fails at once."""
         link, self._link = self._link, None
+        self._closings += 1  # ends a `start` on its way, too
         self._why_none = "the client is closed: call reset for a new session"
         if link is not None:
             await link.close(SessionClosedError("the client was closed"))
@@ -185,12 +208,17 @@ class Session:
             task.add_done_callback(_closing.discard)
 
     async def _start_anew(
-        self, kind: MessageType, frame: bytes, timeout_s: float
+        self, kind: MessageType, frame: bytes, timeout_s: float, closings: int
     ) -> dict[str, Any]:
         deadline = self.loop.time() + self.capacity_timeout_s
         for delay in backoff_delays():
+            self._check_wanted(closings)
             try:
-                link = self._link = await Link.open(self.settings)
+                link = await Link.open(self.settings)
+                if self._closings != closings:
+                    await link.close(SessionClosedError("the client was closed"))
+                self._check_wanted(closings)
+                self._link = link
                 if link.failure is not None:
                     raise link.failure
                 return await self.request(kind, frame, timeout_s=timeout_s)
@@ -206,6 +234,10 @@ class Session:
                     ) from full
             await asyncio.sleep(min(delay, max(left, 0.0)))
         raise AssertionError("backoff_delays never ends")
+
+    def _check_wanted(self, closings: int) -> None:
+        if self._closings != closings:
+            raise SessionClosedError("the client was closed while it connected to the server")
 
 
 def backoff_delays(
