@@ -101,8 +101,8 @@ def measure(table: Table, opts: dict[str, Any], rounds: int) -> None:
         table.add_row(name, *spread([timed(action) for _ in range(rounds)]), budget)
 
     # What starting a program costs on this machine in this moment, for machines are noisy.
-    shell = ["/bin/bash", "-l", "-c", "true"]
-    repeat("(bash -l -c true, no sandbox)", lambda: subprocess.run(shell, env={}, check=True))
+    shell = ["/bin/bash", "-c", "true"]
+    repeat("(bash -c true, no sandbox)", lambda: subprocess.run(shell, env={}, check=True))
     small, large = b"x" * 1024, b"x" * (1 << 20)
     repeat("run('true')", lambda: sandbox.commands.run("true"), "10")
     repeat("write 1 KiB", lambda: sandbox.files.write("small", small))
@@ -116,7 +116,7 @@ def measure(table: Table, opts: dict[str, Any], rounds: int) -> None:
             begun = time.perf_counter()
             list(pool.map(lambda _: subprocess.run(shell, env={}, check=True), range(count)))
             wall = (time.perf_counter() - begun) * 1000
-            table.add_row(f"(bash -l -c true, {count} at once, wall)", f"{wall:.0f}", "", "")
+            table.add_row(f"(bash -c true, {count} at once, wall)", f"{wall:.0f}", "", "")
             begun = time.perf_counter()
             made_all = list(pool.map(lambda _: create(), range(count)))
             wall = (time.perf_counter() - begun) * 1000
