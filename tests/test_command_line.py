@@ -206,3 +206,47 @@ def listening(port: int) -> bool:
 
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+_ABANDON = """
+import sys, time
+from twinkle_agentic.envs import AgentEnv
+env = AgentEnv("base", api_url=sys.argv[1])
+env.reset()
+print(env.sandbox_id, flush=True)
+time.sleep(300)
+"""
+
+
+def test_sweep_ends_what_a_killed_trainer_left(
+    tmp_path: Path, sandbox_server: ServerProcess
+) -> None:
+    url = sandbox_server.url
+    with subprocess.Popen(
+        [sys.executable, "-c", _ABANDON, url], stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout is not None
+        sandbox_id = trainer.stdout.readline().strip()
+        assert sandbox_id
+        spared = cli("sweep", "--api-url", url, cwd=tmp_path)
+        assert "its trainer runs on this host" in spared.stdout
+        trainer.send_signal(signal.SIGKILL)
+    dry = cli("sweep", "--api-url", url, "--dry-run", cwd=tmp_path)
+    assert sandbox_id in dry.stdout
+    assert "would be killed" in dry.stdout
+    done = cli("sweep", "--api-url", url, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sandbox_id in done.stdout
+    again = cli("sweep", "--api-url", url, cwd=tmp_path)
+    assert sandbox_id not in again.stdout
+
+
+def test_doctor_tells_live_servers_from_dead_ones(
+    tmp_path: Path, coding_server: ServerProcess, sandbox_server: ServerProcess
+) -> None:
+    asked = ["--openenv-url", coding_server.url, "--sandbox-url", sandbox_server.url]
+    well = cli("doctor", *asked, cwd=tmp_path)
+    assert well.returncode == 0, well.stdout
+    dead = cli("doctor", *asked, "--model-url", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert dead.returncode == 1
+    assert "model endpoint" in dead.stdout
