@@ -94,6 +94,8 @@ def bare(workers: int, delay_s: float, slots: int) -> tuple[Step, Batch, Callabl
     remote: Any = ray.remote(num_cpus=0.01, max_concurrency=-(-slots // workers) if delay_s else 1)
     actors: list[Any] = [remote(Actor).remote() for _ in range(workers)]
 
+    ray.get([actor.step.remote(0, "play", ACTION) for actor in actors])  # all have started
+
     def submit(slot: int) -> Any:
         return actors[slot % workers].step.remote(slot, "play", ACTION)
 
