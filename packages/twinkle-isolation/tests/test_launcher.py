@@ -24,6 +24,8 @@ from twinkle_isolation import (
     SandboxStartError,
     jail,
 )
+from twinkle_isolation import launcher as launcher_module
+from twinkle_isolation._guest import seccomp
 from twinkle_isolation.scratch import make_scratch
 
 
@@ -58,6 +60,23 @@ async def test_info_says_what_is_given() -> None:
         _ = Launcher().info
     with pytest.raises(ValueError, match="docker"):
         Launcher(isolation="docker")  # type: ignore[arg-type]
+
+
+async def test_a_machine_without_a_system_call_filter_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Launcher() as launcher:
+        assert launcher.info.syscall_filter
+
+    def of_another_machine(machine: str, *, accounted: bool) -> seccomp.Filter:
+        return seccomp.Filter("vax", accounted=accounted)
+
+    monkeypatch.setattr(launcher_module, "filter_for", of_another_machine)
+    async with Launcher() as launcher:
+        assert not launcher.info.syscall_filter
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "no system call filter" in warnings[0]
 
 
 async def test_without_bubblewrap_auto_degrades_and_says_so(

@@ -319,3 +319,67 @@ async def test_a_sandbox_that_ends_by_itself_is_noticed() -> None:
         assert sandbox.ended
         async with await launcher.create() as other:
             assert (await other.exec(["true"])).end.exit_code == 0
+
+
+async def test_a_watch_that_nobody_reads_is_bounded_and_says_what_it_lost(
+    sandbox: Sandbox,
+) -> None:
+    await sandbox.make_dir("w")
+    watch = await sandbox.watch("w")
+    channel = sandbox._channel  # pyright: ignore[reportPrivateUsage]
+    call = watch._call  # pyright: ignore[reportPrivateUsage]
+    churn = (
+        "import os\n"
+        "for _ in range(2000):\n"
+        "    os.close(os.open('w/f', os.O_CREAT | os.O_WRONLY)); os.unlink('w/f')\n"
+    )
+    for _ in range(12):
+        assert (await sandbox.exec(["python3", "-c", churn], timeout_s=60)).end.exit_code == 0
+    held = call._bytes  # pyright: ignore[reportPrivateUsage]
+    assert held < 8 << 20
+    assert not channel.closed
+    async with asyncio.timeout(30):
+        async for event in watch.events():
+            if event.kind == "overflow":
+                break
+    await sandbox.write_file("w/after", b"")
+    async with asyncio.timeout(30):
+        async for event in watch.events():
+            if event.name == "after":
+                break
+    await watch.close()
+
+
+async def test_what_is_killed_for_memory_is_named_on_its_own_command_only() -> None:
+    async with Launcher(cgroups=False) as launcher:
+        limits = Limits(memory_bytes=96 << 20, processes=24)
+        async with await launcher.create(SandboxSpec(limits=limits)) as sandbox:
+            hog = "import time; x = bytearray(b'x') * (60 << 20); time.sleep(100)"
+            await sandbox.write_file("hog.py", hog.encode())
+            # Of a command that has ended already.
+            await sandbox.exec(
+                [*BASH, "for i in 1 2; do setsid python3 hog.py >/dev/null 2>&1 & done"]
+            )
+            waiting = "while [ $(pgrep -fc '^python3 hog') != 1 ]; do sleep 0.1; done; echo ok"
+            other = await sandbox.exec([*BASH, "sleep 1; " + waiting], timeout_s=30)
+            assert (other.stdout, other.end.reason, other.end.exit_code) == (b"ok\n", None, 0)
+            # Of a command that waits for it.
+            both = "python3 hog.py & python3 hog.py & wait -n; pkill -f '^python3 hog'"
+            own = await sandbox.exec([*BASH, f"pkill -f '^python3 hog'; {both}"], timeout_s=30)
+            assert own.end.reason == "memory"
+
+
+async def test_memory_that_no_process_owns_is_refused_where_nobody_counts_it() -> None:
+    program = (
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None)\n"
+        "print(libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600), libc.shmget(0, 4096, 0o1600))\n"
+    )
+    async with Launcher(cgroups=False) as launcher, await launcher.create() as sandbox:
+        assert "kernel_memory" in launcher.info.unbounded
+        assert (await sandbox.exec(["python3", "-c", program])).stdout == b"-1 -1 -1\n"
+        limit = await sandbox.exec([*BASH, "ulimit -n"])
+        assert limit.stdout == b"256\n"
+        few = SandboxSpec(limits=Limits(processes=8))
+        async with await launcher.create(few) as other:
+            assert (await other.exec([*BASH, "ulimit -n"])).stdout == b"1024\n"

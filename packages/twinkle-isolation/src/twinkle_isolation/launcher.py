@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from twinkle_isolation import jail
 from twinkle_isolation._channel import Channel
+from twinkle_isolation._guest.seccomp import filter_for
 from twinkle_isolation._users import SandboxUsers
 from twinkle_isolation._zygote_link import CommandFor, ZygoteLink
 from twinkle_isolation.cgroups import Cgroups
@@ -25,7 +26,7 @@ from twinkle_isolation.errors import (
 )
 from twinkle_isolation.sandbox import Sandbox
 from twinkle_isolation.scratch import make_scratch
-from twinkle_isolation.types import IsolationInfo, IsolationMode, SandboxSpec
+from twinkle_isolation.types import IsolationInfo, IsolationMode, Limits, SandboxSpec
 
 logger = logging.getLogger(__name__)
 __all__ = ["Launcher"]
@@ -34,6 +35,9 @@ _ANSWER_TIMEOUT_S = 60.0
 _CREATE_TIMEOUT_S = 20.0
 _STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONCURRENT_STARTS = 8
+_UNCOUNTED = ("cpu", "kernel_memory")
+_BYTES_PER_FILE = 32 << 10  # of kernel memory, where nobody counts it
+_LEAST_FILES = 256
 
 
 class Launcher:
@@ -275,6 +279,7 @@ class Launcher:
                 "gid": os.getegid() if self._users.own else uid,
                 "archive": archive is not None,
                 "accounted": lease is not None,
+                "open_files": _open_files(spec.limits, accounted=lease is not None),
             }
             pid, pidfd = await zygote.fork(message, passed)
             undo.callback(os.close, pidfd)
@@ -309,7 +314,6 @@ class Launcher:
             "disk_bytes": limits.disk_bytes,
             "shm_bytes": limits.shm_bytes,
             "file_bytes": longest,
-            "open_files": limits.open_files,
         }
 
     def _base_env(self) -> dict[str, str]:
@@ -381,6 +385,8 @@ class Launcher:
             degraded=degraded,
             sandbox_uid=self._users.first,
             cgroup=self._cgroups.version if self._cgroups else "",
+            syscall_filter=filter_for(os.uname().machine, accounted=True).active,
+            unbounded=("cpu",) if self._cgroups and self._cgroups.version else _UNCOUNTED,
         )
         try:
             async with await self._create_in_time(
@@ -391,3 +397,15 @@ class Launcher:
             zygote, self._zygote, self._info = self._zygote, None, None
             await zygote.close("it does not work here")
             raise
+        if not self._info.syscall_filter:
+            logger.warning(
+                "no system call filter: the calls of a %r machine are not known", os.uname().machine
+            )
+
+
+def _open_files(limits: Limits, *, accounted: bool) -> int:
+    """Return how many files a process may open; see `Limits.open_files`."""
+    if accounted:
+        return limits.open_files
+    share = limits.memory_bytes // limits.processes // _BYTES_PER_FILE
+    return min(limits.open_files, max(_LEAST_FILES, share))

@@ -34,10 +34,13 @@ class Limits:
         processes: Processes and threads at once.
         disk_bytes: Files written. With isolation `bubblewrap` the size of a tmpfs, so it is
             memory of the host too; with `process` a watch that kills what writes more.
-        shm_bytes: `/dev/shm` and System V shared memory.
+        shm_bytes: `/dev/shm` (isolation `bubblewrap`). System V memory, semaphores and messages are
+            refused where no cgroup counts them.
         file_bytes: The longest single file. `None`: no limit with `bubblewrap`, `disk_bytes` with
             `process`.
-        open_files: Open file descriptors of each process.
+        open_files: Open file descriptors of each process. Without a cgroup, where nobody counts the
+            kernel's memory behind them, at most one per 32 KiB of a process's share of
+            `memory_bytes`, or 256 where that is less.
     """
 
     memory_bytes: int = 1 << 30
@@ -89,12 +92,18 @@ class IsolationInfo:
         sandbox_uid: The host's user id of the sandboxes' processes; where each has its own, the
             first of the range.
         cgroup: `v1`, `v2`, or empty when no cgroup is writable.
+        syscall_filter: Programs run under a system call filter. False on a machine whose system
+            calls are not known here, or whose kernel has no filters.
+        unbounded: What no limit holds: `cpu`, and without a cgroup `kernel_memory` (the buffers of
+            sockets and pipes: bounded only by how many a sandbox may open).
     """
 
     mode: Literal["bubblewrap", "process"]
     degraded: str = ""
     sandbox_uid: int = 0
     cgroup: str = ""
+    syscall_filter: bool = True
+    unbounded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +113,8 @@ class ProcessEnd:
     Attributes:
         exit_code: Its exit code; -1 when a signal ended it.
         signal: The signal, or `None`.
-        reason: The limit because of which it was killed, or `None`.
+        reason: The limit because of which it, or something else of its session, was killed; or
+            `None`. Also `None` for what a cgroup's limit killed: that is signal 9.
     """
 
     exit_code: int

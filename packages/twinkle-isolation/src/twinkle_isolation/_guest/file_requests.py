@@ -35,8 +35,9 @@ class FileRequests:
         self.disk = disk
         self.reads: dict[int, tuple[int, int]] = {}  # request -> fd, bytes still allowed
         self.held: set[int] = set()
+        self.held_watches: set[int] = set()
         self.writes: dict[int, int] = {}  # request -> fd
-        self.watches = Watches(outbox.send)
+        self.watches = Watches(outbox.send, self.is_behind)
 
     def _where(self, message: Message, key: str = "path") -> str:
         return self.paths.resolve(str(message[key]), str(message.get("user", "user")))
@@ -82,11 +83,18 @@ class FileRequests:
             os.close(entry[0])
 
     def hold(self, request_id: int, *, stop: bool) -> None:
-        """Stop or go on sending one file."""
+        """Stop or go on sending one file, or the changes of one watch."""
         if stop and request_id in self.reads:
             self.held.add(request_id)
+        elif stop and request_id in self.watches.roots:
+            self.held_watches.add(request_id)
         else:
             self.held.discard(request_id)
+            self.held_watches.discard(request_id)
+
+    def is_behind(self, request_id: int) -> bool:
+        """Whoever reads a watch does not keep up."""
+        return self.outbox.throttled or request_id in self.held_watches
 
     @property
     def busy(self) -> bool:
@@ -94,7 +102,9 @@ class FileRequests:
         return not self.outbox.throttled and len(self.reads) > len(self.held)
 
     def pump(self) -> None:
-        """Send one more piece of each file that is being read."""
+        """Send one more piece of each file that is being read, and what watches missed."""
+        if self.watches.lost:
+            self.watches.tell_lost()
         for request_id in list(self.reads):
             if self.outbox.throttled:
                 return
@@ -154,5 +164,6 @@ class FileRequests:
     def op_unwatch(self, message: Message, body: bytes) -> Message:
         """Stop watching."""
         self.watches.remove(message["target"])
+        self.held_watches.discard(message["target"])
         self.outbox.send({"id": message["target"], "ev": "end"})
         return {}

@@ -116,10 +116,6 @@ class Paths:
                     return self.homes[name] + path[len(virtual) :]
         return path
 
-    def shown(self, path: str) -> str:
-        """Return the path that answers give for `path`."""
-        return path
-
 
 def _entry(path: str) -> dict[str, Any]:
     info = os.lstat(path)

@@ -92,8 +92,8 @@ class Guard:
         """Look once, and kill what is too much.
 
         Returns:
-            Whether there are processes at all, and the killed ones with the reason (`memory`,
-            `processes`).
+            Whether there are processes at all, and the sessions of the killed ones (the process id
+            of the command they came from) with the reason (`disk`, `memory`, `processes`).
         """
         pids = self.pids()
         killed: dict[int, str] = {}
@@ -109,13 +109,17 @@ class Guard:
                 killed = dict.fromkeys(pids, "memory")
             elif total > self.memory_bytes:
                 killed = {max(sizes, key=lambda pid: sizes[pid]): "memory"}
+        sessions: dict[int, str] = {}
+        for pid, reason in killed.items():
+            with contextlib.suppress(ProcessLookupError):
+                sessions[os.getsid(pid)] = reason
         if len(killed) == len(pids) and killed and self.namespaces:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         for pid in killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return bool(pids), killed
+        return bool(pids), sessions
 
 
 def _resident(pid: int) -> int:

@@ -86,10 +86,8 @@ class ProcessRequests:
                 self.end(process)
         if self.guard_at is not None and self.guard_at <= now:
             busy, killed = self.guard.check()
-            for pid, reason in killed.items():
-                process = self.by_pid.get(pid)
-                if process is None and len(self.processes) == 1:
-                    process = next(iter(self.processes.values()))
+            for session, reason in killed.items():
+                process = self.by_pid.get(session)
                 if process is not None and process.reason is None:
                     process.reason = reason
             self.guard_at = now + INTERVAL_S if busy or self.processes else None

@@ -39,10 +39,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Watches:
-    """All watches of one sandbox, on one inotify descriptor."""
+    """All watches of one sandbox, on one inotify descriptor.
 
-    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+    While a reader is behind, its changes are dropped, and then it is told so (`overflow`).
+    """
+
+    def __init__(
+        self, send: Callable[[dict[str, Any]], None], is_behind: Callable[[int], bool]
+    ) -> None:
         self.send = send
+        self.is_behind = is_behind
+        self.lost: set[int] = set()  # watch ids with dropped changes that were not told yet
         self.fd: int | None = None
         self.roots: dict[int, tuple[str, bool]] = {}  # watch id -> directory, recursive
         self.directories: dict[int, tuple[str, set[int]]] = {}  # kernel's number -> path, watch ids
@@ -91,6 +98,7 @@ class Watches:
     def remove(self, number: int) -> None:
         """Stop one watch; an unknown one is stopped already."""
         self.roots.pop(number, None)
+        self.lost.discard(number)
         for descriptor, (_, numbers) in list(self.directories.items()):
             numbers.discard(number)
             if not numbers:
@@ -111,12 +119,17 @@ class Watches:
             name = data[at : at + length].rstrip(b"\0").decode(errors="surrogateescape")
             at += length
             if mask & _IN_Q_OVERFLOW:
-                for number in self.roots:
-                    self.send({"id": number, "ev": "fs", "kind": "overflow", "name": ""})
+                self.lost |= self.roots.keys()
             elif mask & _IN_IGNORED:
                 self.directories.pop(descriptor, None)
             elif descriptor in self.directories:
                 self.tell(*self.directories[descriptor], mask, name)
+
+    def tell_lost(self) -> None:
+        """Tell the readers that are not behind any more what they missed."""
+        for number in [number for number in self.lost if not self.is_behind(number)]:
+            self.lost.discard(number)
+            self.send({"id": number, "ev": "fs", "kind": "overflow", "name": ""})
 
     def tell(self, directory: str, numbers: set[int], mask: int, name: str) -> None:
         path = os.path.join(directory, name) if name else directory
@@ -125,6 +138,9 @@ class Watches:
             if recursive and mask & _IN_ISDIR and mask & (_IN_CREATE | _IN_MOVED_TO):
                 with contextlib.suppress(OSError, Failure):
                     self.add_directory(number, path)
+            if number in self.lost or self.is_behind(number):
+                self.lost.add(number)
+                continue
             shown = os.path.relpath(path, root)
             for bit, kind in _KINDS.items():
                 if mask & bit:
