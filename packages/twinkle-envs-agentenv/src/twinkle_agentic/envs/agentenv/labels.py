@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import uuid
@@ -46,13 +47,7 @@ def default_run() -> str:
 
 def process_labels(run: str) -> dict[str, str]:
     """Return the labels of a sandbox that this process creates."""
-    return {
-        CREATED_BY: MAKER,
-        RUN: run,
-        _HOST: socket.gethostname(),
-        _PID: str(os.getpid()),
-        _START: _process_start(os.getpid()) or "",
-    }
+    return {CREATED_BY: MAKER, RUN: run, **_this_process()}
 
 
 def owner_lives(labels: Mapping[str, str]) -> bool | None:
@@ -64,6 +59,15 @@ def owner_lives(labels: Mapping[str, str]) -> bool | None:
         return None
     start = _process_start(int(pid))
     return start is not None and start == labels.get(_START)
+
+
+@functools.cache
+def _this_process() -> dict[str, str]:
+    return {
+        _HOST: socket.gethostname(),
+        _PID: str(os.getpid()),
+        _START: _process_start(os.getpid()) or "",
+    }
 
 
 def _process_start(pid: int) -> str | None:
@@ -79,6 +83,7 @@ def _process_start(pid: int) -> str | None:
 def _forget_after_fork() -> None:
     global _default_run
     _default_run = None
+    _this_process.cache_clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
