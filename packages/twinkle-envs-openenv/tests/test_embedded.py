@@ -27,6 +27,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
+from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
 from twinkle_agentic.envs.openenv import ActionRefusedError, OpenEnv
@@ -375,6 +376,116 @@ def test_environment_that_needs_one_thread_gets_it() -> None:
         env.reset()
         results = [threads.submit(env.step, "any", {}).result() for _ in range(8)]
         assert {result.observation for result in results} == {"True"}
+
+
+class Closing(Counter):
+    """Tells of its end, and steps when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Event()
+        self.stepping = threading.Event()
+        self.closed_in: int | None = None
+
+    def step(self, action: Move, timeout_s: float | None = None, **_: Any) -> Seen:
+        self.stepping.set()
+        assert self.let.wait(20)
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed_in = threading.get_ident()
+
+
+def test_close_that_comes_during_a_step_happens_once_the_step_returns() -> None:
+    env = OpenEnv(env_cls=Closing, busy_timeout_s=0.05)
+    env.reset()
+    inner = env.env
+    with ThreadPoolExecutor(2) as threads:
+        step = threads.submit(env.step, "any", {})
+        assert inner.stepping.wait(20)
+        with pytest.raises(EnvTimeoutError, match=r"busy_timeout_s=0\.05"):
+            env.close()
+        assert inner.closed_in is None
+        inner.let.set()
+        step.result(20)
+    assert inner.closed_in is not None
+    assert env.env is None
+    with pytest.raises(EnvError, match="closed"):
+        env.reset()
+    env.close()
+
+
+def test_calls_behind_a_close_are_refused() -> None:
+    env = OpenEnv(env_cls=Closing, busy_timeout_s=20)
+    env.reset()
+    inner = env.env
+    with ThreadPoolExecutor(3) as threads:
+        step = threads.submit(env.step, "any", {})
+        assert inner.stepping.wait(20)
+        later = [threads.submit(env.close), threads.submit(env.step, "any", {})]
+        inner.let.set()
+        assert later[0].result(20) is None
+        step.result(20)
+        later[1].result(20)
+    assert inner.closed_in is not None
+    assert env.step("any", {}).error is not None
+
+
+def test_constructor_that_fails_at_the_tools_leaves_nothing(lab: ModuleType) -> None:
+    made: list[Any] = []
+
+    class Shapeless(Counter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.closed_in: int | None = None
+            made.append(self)
+
+        async def reset_async(self, **_: Any) -> Seen:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+            return Seen()
+
+        def close(self) -> None:
+            self.closed_in = threading.get_ident()
+
+    class NoFields:
+        """An action class that does not describe itself."""
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="needs an Action class with fields"):
+        OpenEnv(env_cls=Shapeless, action_cls=NoFields, tools="auto")
+    assert made[0].closed_in is not None
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("limit", [-1, float("nan"), float("inf"), True])
+def test_busy_timeout_that_bounds_nothing_is_refused(limit: Any) -> None:
+    before = Counter.closed
+    with pytest.raises(ValueError, match="busy_timeout_s must be at least 0, found"):
+        OpenEnv(env_cls=Counter, busy_timeout_s=limit)
+    assert Counter.closed == before
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_coroutine_handler_is_awaited(env: OpenEnv, way: str) -> None:
+    async def handler(e: OpenEnv, arguments: dict[str, Any]) -> str:
+        await asyncio.sleep(0)
+        return f"awaited {arguments['x']}"
+
+    env.register_tool({"function": {"name": "slow"}}, handler)
+    await env.areset()
+    result = env.step("slow", {"x": 1}) if way == "sync" else await env.astep("slow", {"x": 1})
+    assert result.observation == "awaited 1"
+
+
+def test_failed_step_earns_nothing(env: OpenEnv) -> None:
+    def handler(e: OpenEnv, arguments: dict[str, Any]) -> StepResult:
+        return StepResult("half done", 5.0, info={"error": "it broke"} if arguments else {})
+
+    env.register_tool({"function": {"name": "work"}}, handler)
+    env.reset()
+    assert env.step("work", {}).info["episode_reward"] == 5.0
+    failed = env.step("work", {"break": True})
+    assert (failed.info["error"], failed.info["episode_reward"]) == ("it broke", 5.0)
+    assert env.episode_reward == 5.0
 
 
 async def test_cancelled_step_loses_the_episode_and_the_next_waits_its_turn() -> None:

@@ -21,8 +21,9 @@ from twinkle_agentic.envs.openenv.server_schema import fetch_action_schema
 from twinkle_agentic.envs.openenv.session import Session
 from twinkle_agentic.envs.openenv.tool_schemas import (
     RUN_PYTHON,
+    action_fields,
     action_kind,
-    mcp_call,
+    schema_of,
     tool_from_action,
     tools_from_mcp,
 )
@@ -170,12 +171,9 @@ class ServerConnection:
 
     def default_action(self, tool_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Make the fields of an action from a tool call."""
-        binding = self.binding
-        if not binding.takes_mcp_calls or (
-            "tool_name" in arguments and set(arguments) <= {"type", "tool_name", "arguments"}
-        ):
-            return dict(arguments)
-        return mcp_call(tool_name, arguments, self._schema)
+        return action_fields(
+            tool_name, arguments, self._schema, takes_mcp_calls=self.binding.takes_mcp_calls
+        )
 
     def _running_session(self) -> Session:
         session = self._session
@@ -214,7 +212,7 @@ class ServerConnection:
                 f"{found.client_cls.__name__} cannot be made with client_kwargs: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        self._schema = _schema_of(action_cls)
+        self._schema = schema_of(action_cls)
         self._binding = TypedBinding(client, action_cls)
 
     async def _offer_tools(self, session: Session, *, may_step: bool) -> None:
@@ -286,11 +284,3 @@ def _listed(answer: Any) -> list[Any] | None:
         return None
     tools = cast("Mapping[str, Any]", answer).get("tools")
     return cast("list[Any]", tools) if isinstance(tools, list) else None
-
-
-def _schema_of(action_cls: Any) -> dict[str, Any] | None:
-    describe = getattr(action_cls, "model_json_schema", None)
-    try:
-        return cast("dict[str, Any]", describe()) if callable(describe) else None
-    except Exception:  # an action with a field that JSON Schema cannot describe, such as a tensor
-        return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Literal, cast
 
 from twinkle_agentic.envs.base import StepResult, episode_number
@@ -27,12 +28,15 @@ from twinkle_agentic.envs.openenv.reset_kwargs import (
 )
 from twinkle_agentic.envs.openenv.runners import method, runner_for
 from twinkle_agentic.envs.openenv.tool_schemas import (
+    action_fields,
     action_kind,
-    mcp_call,
+    schema_of,
     tool_from_action,
     tools_from_mcp,
 )
 from twinkle_agentic.envs.text import MAX_TEXT_CHARS
+from twinkle_agentic.tools.coroutines import finish
+from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
@@ -69,13 +73,15 @@ class OpenEnv(Adapter):
         strict_reset: Fail a reset with a `seed`, an `episode_id` or `reset_kwargs` that the
             environment has no parameter for; else they are left out and listed in
             `info["reset_ignored"]`.
-        busy_timeout_s: Seconds to wait for a call that is still running, such as an abandoned step.
+        busy_timeout_s: Seconds to wait for a call that is still running, such as an abandoned step;
+            0 does not wait.
 
     Raises:
-        ValueError: `env_name` and `env_cls` both or neither, or an argument of the wrong form.
+        ValueError: `env_name` and `env_cls` both or neither, an argument of the wrong form, or
+            `tools="auto"` without an Action class that has fields.
         ImportError: The package is not installed, or its classes cannot be told; the message names
             what was seen.
-        EnvError: The environment's constructor raised.
+        EnvError: The environment's constructor raised, or the listing of its tools.
 
     Example:
         >>> env = OpenEnv(env_name="openspiel_env", env_kwargs={"game_name": "blackjack"})
@@ -108,6 +114,7 @@ class OpenEnv(Adapter):
             )
         if isinstance(tools, str) and tools != "auto":
             raise ValueError(f"tools must be a list, 'auto' or None, found {tools!r}")
+        check_limit("busy_timeout_s", busy_timeout_s, allow_zero=True)
         super().__init__(
             action_mapper=action_mapper,
             reset_kwargs=reset_kwargs,
@@ -121,6 +128,8 @@ class OpenEnv(Adapter):
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.RLock()
         self._env: Any = None
+        self._closing = False
+        self._depth = 0
 
         action_cls = load_object(action_cls, argument="action_cls")
         found: Any = None
@@ -138,19 +147,24 @@ class OpenEnv(Adapter):
             if action_cls is None:
                 found = action_class_of_environment(resolved)
         self._action_cls: Any = found if action_cls is None else action_cls
+        self._schema = schema_of(self._action_cls)
+        self._takes_mcp_calls = self._schema is not None and action_kind(self._schema) == "mcp"
         self._runner = runner_for(resolved)
         try:
             self._env = self._runner.run(resolved, **(env_kwargs or {}))
-        except Exception as error:
-            self._runner.close()
+            # What an MCP environment offers may depend on the episode.
+            self._lists_at_reset = tools == "auto" and self._takes_mcp_calls
+            self._tools = self._auto_tools() if tools == "auto" else list(tools or [])
+        except BaseException as error:
+            made = self._env is not None
+            self._close_now()
+            if not isinstance(error, Exception) or (made and isinstance(error, ValueError)):
+                raise
+            doing = "listing the tools of" if made else "making"
             raise EnvError(
-                f"{resolved.__name__}(**env_kwargs) failed with "
-                f"env_kwargs={dict(env_kwargs or {})!r}: "
+                f"{doing} {resolved.__name__} failed with env_kwargs={dict(env_kwargs or {})!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        # What an MCP environment offers may depend on the episode.
-        self._lists_at_reset = tools == "auto" and self._takes_mcp_calls()
-        self._tools = self._auto_tools() if tools == "auto" else list(tools or [])
 
     def tools(self) -> list[ToolInfo]:
         """Return the definitions given to the constructor and those registered; none by default."""
@@ -264,20 +278,17 @@ class OpenEnv(Adapter):
             return returned
 
     def close(self) -> None:
-        """Close the environment; a running call is waited for, up to `busy_timeout_s`."""
+        """Close the environment; a running call is waited for, up to `busy_timeout_s`.
+
+        Raises:
+            EnvTimeoutError: It still runs. The environment is closed as soon as it returns.
+        """
         if self._env is None:
             return
+        self._closing = True
         self._episode.lose("the env is closed", kind=ErrorKind.ENV, retryable=False)
         with self._turn(closing=True):
-            env, self._env = self._env, None
-            close = getattr(env, "close", None)
-            try:
-                if callable(close):
-                    self._runner.run(close)
-            except Exception:  # it is gone either way, and there is nobody to handle it
-                logger.warning("closing %s failed", type(env).__name__, exc_info=True)
-            finally:
-                self._runner.close()
+            self._close_now()
 
     @property
     def env(self) -> Any:
@@ -324,7 +335,7 @@ class OpenEnv(Adapter):
 
     def _handle(self, handler: Handler, arguments: dict[str, Any]) -> StepResult:
         try:
-            value = handler(self, arguments)
+            value = finish(handler(self, arguments))
         except Exception as error:
             return self._episode.failed(error, kind=ErrorKind.TOOL)
         return self._handled(value)
@@ -332,64 +343,62 @@ class OpenEnv(Adapter):
     def _action_of(self, tool_name: str, arguments: dict[str, Any]) -> Any:
         if self._action_mapper is not None:
             return self._as_action(self._action_mapper(tool_name, arguments))
-        if self._takes_mcp_calls() and not (
-            "tool_name" in arguments and set(arguments) <= {"type", "tool_name", "arguments"}
-        ):
-            arguments = mcp_call(tool_name, arguments, self._action_schema())
-        return self._as_action(arguments)
+        fields = action_fields(
+            tool_name, arguments, self._schema, takes_mcp_calls=self._takes_mcp_calls
+        )
+        return self._as_action(fields)
 
     def _as_action(self, action: Any) -> Any:
         if self._action_cls is None or not isinstance(action, Mapping):
             return action
         return build_action(self._action_cls, cast("Mapping[str, Any]", action))
 
-    def _takes_mcp_calls(self) -> bool:
-        schema = self._action_schema()
-        return schema is not None and action_kind(schema) == "mcp"
-
-    def _action_schema(self) -> dict[str, Any] | None:
-        describe = getattr(self._action_cls, "model_json_schema", None)
-        try:
-            return cast("dict[str, Any]", describe()) if callable(describe) else None
-        except Exception:  # a field that JSON Schema cannot describe, such as a tensor
-            return None
-
     def _auto_tools(self) -> list[ToolInfo]:
-        if self._takes_mcp_calls():
+        if self._takes_mcp_calls:
             from openenv.core.env_server.mcp_types import ListToolsAction
 
             listed = self._runner.run(method(self._env, "step"), ListToolsAction())
             entries = cast("list[Any]", getattr(listed, "tools", []) or [])
             return tools_from_mcp([tool.model_dump() for tool in entries])
-        schema = self._action_schema()
-        if schema is None:
+        if self._schema is None:
             raise ValueError(
                 f"tools='auto' needs an Action class with fields, found {self._action_cls!r}: "
                 "pass action_cls, or tools as a list"
             )
-        return [tool_from_action(schema, env_name=self._env_name)]
+        return [tool_from_action(self._schema, env_name=self._env_name)]
 
-    def _turn(self, *, closing: bool = False) -> _Turn:
-        return _Turn(self._lock, self._busy_timeout_s, lambda: self._env is None and not closing)
-
-
-class _Turn:
-    """The right to use the environment, one caller at a time."""
-
-    def __init__(
-        self, lock: threading.RLock, timeout_s: float, is_closed: Callable[[], bool]
-    ) -> None:
-        self._lock, self._timeout_s, self._is_closed = lock, timeout_s, is_closed
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=self._timeout_s):
+    @contextlib.contextmanager
+    def _turn(self, *, closing: bool = False) -> Generator[None]:
+        """Use the environment, one caller at a time; the last one out does a close that is due."""
+        if not self._lock.acquire(timeout=self._busy_timeout_s):
             raise EnvTimeoutError(
                 "the environment is still busy with an earlier call after "
-                f"busy_timeout_s={self._timeout_s:g}"
+                f"busy_timeout_s={self._busy_timeout_s:g}"
+                + ("; it is closed as soon as that returns" if closing else "")
             )
-        if self._is_closed():
+        try:
+            self._depth += 1
+            if (self._closing or self._env is None) and not closing and self._depth == 1:
+                raise EnvError("the env is closed: make a new one")
+            yield
+        finally:
+            self._depth -= 1
             self._lock.release()
-            raise EnvError("the env is closed: make a new one")
+            # Looked at after the release, so that whoever waits for the lock sees it or this does.
+            if self._closing and self._env is not None and self._lock.acquire(blocking=False):
+                try:
+                    if self._depth == 0:
+                        self._close_now()
+                finally:
+                    self._lock.release()
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    def _close_now(self) -> None:
+        env, self._env = self._env, None
+        close = getattr(env, "close", None)
+        try:
+            if callable(close):
+                self._runner.run(close)
+        except Exception:  # it is gone either way, and there is nobody to handle it
+            logger.warning("closing %s failed", type(env).__name__, exc_info=True)
+        finally:
+            self._runner.close()

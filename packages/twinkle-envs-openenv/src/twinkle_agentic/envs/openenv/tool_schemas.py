@@ -15,9 +15,10 @@ __all__ = [
     "ENV_ACTION",
     "RUN_PYTHON",
     "ActionKind",
+    "action_fields",
     "action_kind",
     "check_fields",
-    "mcp_call",
+    "schema_of",
     "tool_from_action",
     "tool_name",
     "tools_from_mcp",
@@ -108,10 +109,29 @@ def tools_from_mcp(listing: Sequence[Any]) -> list[ToolInfo]:
     return [tool for tool in tools if tool_name(tool)]
 
 
-def mcp_call(
-    tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any] | None
+def schema_of(action_cls: Any) -> dict[str, Any] | None:
+    """Return the JSON Schema of an Action class; `None` where there is none."""
+    describe = getattr(action_cls, "model_json_schema", None)
+    try:
+        return cast("dict[str, Any]", describe()) if callable(describe) else None
+    except Exception:  # a field that JSON Schema cannot describe, such as a tensor
+        return None
+
+
+def action_fields(
+    tool: str,
+    arguments: Mapping[str, Any],
+    schema: Mapping[str, Any] | None,
+    *,
+    takes_mcp_calls: bool,
 ) -> dict[str, Any]:
-    """Make the fields of an action that calls an MCP tool."""
+    """Make the fields of an action from a tool call: its arguments, or the call of an MCP tool.
+
+    Where actions are calls of MCP tools, arguments that spell out such a call are it already.
+    """
+    spelt_out = "tool_name" in arguments and set(arguments) <= {"type", "tool_name", "arguments"}
+    if not takes_mcp_calls or spelt_out:
+        return dict(arguments)
     call: dict[str, Any] = {"tool_name": tool, "arguments": dict(arguments)}
     known = properties(schema or {})
     return {"type": "call_tool", **call} if not known or "type" in known else call
