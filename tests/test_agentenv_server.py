@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from e2b import Sandbox, SandboxQuery
 
-from twinkle_agentic.envs import AgentEnv, SandboxPool
+from twinkle_agentic.envs import AgentEnv, SandboxPool, StepResult
 from twinkle_agentic.envs.agentenv import SandboxRefusedError
+from twinkle_agentic.envs.agentenv.lease import live_leases
 from twinkle_agentic.envs.agentenv.sweep import sweep
 from twinkle_agentic.envs.errors import SandboxUnavailableError
+from twinkle_agentic.protocol.base import API
+from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
 from twinkle_agentic.rollout.cli.servers import ServerProcess
 
 pytestmark = pytest.mark.integration
@@ -274,6 +277,9 @@ def test_a_server_that_is_killed_loses_its_sandboxes_and_nothing_hangs() -> None
         assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
         with pytest.raises(SandboxUnavailableError):
             env.reset()
+        for lease in live_leases():  # the exit of this process would try the dead server again
+            if lease.spec.connection.address == server.url:
+                lease.forget()
 
 
 def test_many_at_once_leave_nothing(make_env: EnvMaker) -> None:
@@ -356,3 +362,57 @@ def test_descriptors_stay_flat_over_200_rounds(make_env: EnvMaker) -> None:
 
     before = rounds(20)
     assert rounds(180) <= before + 3
+
+
+class TwoCommands(API):
+    """Not a model: it runs two commands and stops."""
+
+    def __call__(self, trajectory: Any, sampling_params: Any, **kwargs: Any) -> Any:
+        turn = sum(message["role"] == "assistant" for message in trajectory["messages"])
+        if turn == 2:
+            return {"role": "assistant", "content": "done"}
+        function = {"name": "run_command", "arguments": '{"command": "echo hi"}'}
+        call = {"id": f"call_{turn}", "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class Fragile(AgentEnv):
+    """Loses its sandbox before its second command, where the task says so."""
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        self.doomed = trajectory["user_data"]["doomed"]
+        self.commands = 0
+        return super().reset(trajectory)
+
+    def run_command(self, arguments: Any) -> str:
+        self.commands += 1
+        if self.doomed and self.commands == 2 and self.sandbox is not None:
+            self.sandbox.kill()
+        return super().run_command(arguments)
+
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [1.0] * len(trajectories)
+
+
+def test_a_lost_sandbox_has_no_reward_and_touches_no_neighbour(
+    sandbox_server: ServerProcess,
+) -> None:
+    rollout = APIMultiTurnRollout(
+        api=TwoCommands(),
+        env_factory=lambda trajectory: Fragile(
+            template="base", api_url=sandbox_server.url, run="fragile"
+        ),
+    )
+    tasks: list[Any] = [
+        {
+            "messages": [{"role": "user", "content": "go"}],
+            "user_data": {"doomed": number == 2, "episode_id": number},
+        }
+        for number in range(6)
+    ]
+    done: list[Any] = list(rollout(tasks))
+    doomed = done.pop(2)
+    assert [(t["stop_reason"], t["reward"]) for t in done] == [("stop", 1.0)] * 5
+    assert (doomed["stop_reason"], doomed["reward"]) == ("env_error", None)
+    assert (doomed["error_kind"], doomed["retryable"]) == ("sandbox_lost", True)
+    assert ids(sandbox_server.url, **{"twinkle-run": "fragile"}) == []
