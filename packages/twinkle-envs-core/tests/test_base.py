@@ -5,13 +5,20 @@ import dataclasses
 import math
 import pickle
 import threading
+from abc import ABC, abstractmethod
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_number
+from twinkle_agentic.envs.base import (
+    Env,
+    StepResult,
+    as_step_result,
+    episode_number,
+    overrides_evaluate,
+)
 from twinkle_agentic.envs.errors import EnvError, ErrorKind, SessionClosedError
 
 
@@ -407,3 +414,69 @@ def test_failed_reset_counts_too() -> None:
 
 def test_objects_that_are_no_env_have_episode_zero() -> None:
     assert episode_number(object()) == 0
+
+
+class Scoring(Bare):
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [1.0] * len(trajectories)
+
+
+class ScoringAsync(Bare):
+    async def aevaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [1.0] * len(trajectories)
+
+
+class ForeignEnv(ABC):
+    """The base of another framework."""
+
+    @abstractmethod
+    def step(self, tool_name: str, arguments: Any) -> Any: ...
+
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [0.0] * len(trajectories)
+
+
+class ForeignGame(ForeignEnv):
+    def step(self, tool_name: str, arguments: Any) -> Any:
+        return None
+
+
+class ForeignScoring(ForeignGame):
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [1.0] * len(trajectories)
+
+
+class PlainScoring:
+    def step(self, tool_name: str, arguments: Any) -> Any:
+        return None
+
+    def evaluate(self, trajectories: Any) -> list[float]:
+        return [1.0] * len(trajectories)
+
+
+def named_env(base: Any) -> Any:
+    """A subclass that is called as the base is."""
+    return type("Env", (base,), {})
+
+
+@pytest.mark.parametrize(
+    ("cls", "own"),
+    [
+        (Bare, False),
+        (named_env(Bare), False),
+        (Scoring, True),
+        (named_env(Scoring), True),
+        (type("Env", (Bare,), {"evaluate": Scoring.evaluate}), True),
+        (ScoringAsync, True),
+        (ForeignGame, False),
+        (named_env(ForeignGame), False),
+        (type("Env", (ForeignGame,), {"evaluate": PlainScoring.evaluate}), True),
+        (ForeignScoring, True),
+        (PlainScoring, True),
+        (type("Env", (PlainScoring,), {}), True),
+        (type("Game", (type("Env", (), {"evaluate": PlainScoring.evaluate}),), {}), False),
+        (object, False),
+    ],
+)
+def test_own_evaluate_is_told_from_the_zeros_of_a_base(cls: Any, own: bool) -> None:
+    assert overrides_evaluate(cls()) is own

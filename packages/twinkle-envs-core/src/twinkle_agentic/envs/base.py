@@ -7,13 +7,13 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from twinkle_agentic.envs.step_result import StepResult, as_step_result
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
-__all__ = ["Env", "StepResult", "as_step_result", "episode_number"]
+__all__ = ["Env", "StepResult", "as_step_result", "episode_number", "overrides_evaluate"]
 
 
 class Env(ABC):
@@ -124,6 +124,32 @@ def episode_number(env: Any) -> int:
     It is 0 for ever for an object that is no `Env`.
     """
     return getattr(env, "_episode_number", 0)
+
+
+def overrides_evaluate(env: Any) -> bool:
+    """Tell whether an env scores trajectories itself, not by the zeros of its base class.
+
+    For an `Env` that is any class between it and `Env`, whatever its name. For an env of another
+    framework it is any class but the base of that framework.
+    """
+    cls: Any = cast("type[Any]", type(env))
+    if isinstance(env, Env):
+        own = (cls.evaluate is not Env.evaluate, cls.aevaluate is not Env.aevaluate)
+        return any(own)
+    owners = (_owner(cls, "evaluate"), _owner(cls, "aevaluate"))
+    return any(owner is not None and not _is_foreign_base(owner, cls) for owner in owners)
+
+
+def _owner(cls: type[Any], name: str) -> type[Any] | None:
+    return next((each for each in cls.__mro__ if name in vars(each)), None)
+
+
+def _is_foreign_base(owner: type[Any], cls: type[Any]) -> bool:
+    """Tell whether a class is where another framework declares what an env is."""
+    if getattr(vars(owner).get("step"), "__isabstractmethod__", False):
+        return True
+    root = all(base.__module__ in ("builtins", "abc", "typing") for base in owner.__mro__[1:])
+    return root and owner is not cls and owner.__name__ == "Env"
 
 
 def _counted(reset: Callable[..., Any]) -> Callable[..., Any]:

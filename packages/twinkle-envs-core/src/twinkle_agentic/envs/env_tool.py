@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_number
@@ -33,14 +33,12 @@ class EpisodeRecord:
 
     Attributes:
         last_result: Of the latest step; `None` before the first one of the episode.
-        results: All results of the episode, in order.
         episode_reward: The return: `info["episode_reward"]` where the environment reports it, else
             the reward of the last step that did not fail.
         number: Which episode of the env this is (`episode_number`).
     """
 
     last_result: StepResult | None = None
-    results: list[StepResult] = field(default_factory=list[StepResult])
     episode_reward: float = 0.0
     number: int = 0
 
@@ -52,7 +50,6 @@ class EpisodeRecord:
     def add(self, result: StepResult) -> None:
         """Take in the result of a step; a failed one leaves the reward earned so far."""
         self.last_result = result
-        self.results.append(result)
         if "episode_reward" in result.info:
             self.episode_reward = float(result.info["episode_reward"])
         elif result.error is None:
@@ -60,7 +57,7 @@ class EpisodeRecord:
 
     def clear(self, number: int) -> None:
         """Forget the last episode."""
-        self.last_result, self.results, self.episode_reward = None, [], 0.0
+        self.last_result, self.episode_reward = None, 0.0
         self.number = number
 
 

@@ -21,7 +21,6 @@ __all__ = [
     "add_observation",
     "close_env",
     "make_env",
-    "overrides_evaluate",
     "reset_env",
     "score_env",
 ]
@@ -78,16 +77,6 @@ async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
         if not future.done():  # it may yet open what the close that follows here cannot see
             _when_late(future, close_again)
         raise
-
-
-def overrides_evaluate(env: Any) -> bool:
-    """Tell whether an env scores trajectories itself, not by the zeros of the base class."""
-    for name in ("evaluate", "aevaluate"):
-        owner = next((cls for cls in type(env).__mro__ if name in vars(cls)), None)
-        # The base class of another framework gives zeros under the same name.
-        if owner is not None and owner.__name__ != "Env":
-            return True
-    return False
 
 
 async def score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> float:

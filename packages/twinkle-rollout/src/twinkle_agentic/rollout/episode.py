@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from twinkle_agentic.envs.base import overrides_evaluate
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.protocol.fields import fields_of, items_of
@@ -16,7 +17,6 @@ from twinkle_agentic.rollout.asking import Ask, Failure, failure_of
 from twinkle_agentic.rollout.env_session import (
     close_env,
     make_env,
-    overrides_evaluate,
     reset_env,
     score_env,
 )
