@@ -42,6 +42,7 @@ BAD = [
     ("CODE_MAX_CODE_CHARS", "1e6"),
     ("CODE_EXTRA_IMPORTS", "no_such_module_here"),
     ("CODE_EXTRA_IMPORTS", "json; heapq"),
+    ("ALLOWED_HOSTS", "http://env.example:8000"),
 ]
 
 

@@ -203,7 +203,7 @@ async def test_each_kind_of_failure_is_named(server: Any, code: str, failure: st
 
 
 @pytest.mark.parametrize(
-    "code", ["x = [0] * 10**9", "x = 'y' * 10**10", "x = []\nwhile True: x.append('z' * 10**8)"]
+    "code", ["x = [0] * 10**9", "x = 'y' * 10**10", "x = []\nwhile True: x.append(bytes(10**8))"]
 )
 async def test_a_memory_bomb_is_a_failed_step_of_its_session(server: Any, code: str) -> None:
     async with session(server) as bomb, session(server) as other:
@@ -275,3 +275,51 @@ async def test_bad_messages_leave_the_session_usable(server: Any, message: str, 
         answer = json.loads(await asyncio.wait_for(ws.recv(), LIMIT_S))
         assert (answer["type"], answer["data"]["code"]) == ("error", code)
         assert (await step(ws, "print('alive')"))["stdout"] == "alive\n"
+
+
+# The server of these tests allows 500 MB and what the threads of its 4 sessions need.
+HOLD = "held = [bytes(10**7) for _ in range(34)]"
+ASK = "mine = bytes(2 * 10**8)\nprint('there was room')"
+
+
+@contextlib.asynccontextmanager
+async def _hog(server: Any) -> AsyncGenerator[Any]:
+    async with session(server) as hog:
+        assert (await step(hog, HOLD))["exit_code"] == 0
+        try:
+            yield hog
+        finally:
+            await ask(hog, "reset")
+
+
+async def test_memory_that_another_session_holds_is_an_error_of_the_server(server: Any) -> None:
+    async with _hog(server), session(server) as other:
+        await step(other, "x = 41")
+        answer = await ask(other, "step", code=ASK)
+        assert answer["type"] == "error", answer
+        assert answer["data"]["code"] == "EXECUTION_ERROR"
+        assert "--worker-memory-mb" in answer["data"]["message"]
+        assert "no fault of the code" in answer["data"]["message"]
+        assert (await step(other, "print(x + 1)"))["stdout"] == "42\n"
+
+
+async def test_code_cannot_take_the_limit_for_an_answer(server: Any) -> None:
+    swallow = "try:\n    mine = bytes(2 * 10**8)\nexcept {0}: print('swallowed')"
+    async with _hog(server), session(server) as other:
+        for kind in ("MemoryError", "Exception", "BaseException"):
+            answer = await ask(other, "step", code=swallow.format(kind))
+            assert answer["type"] == "error", answer
+
+
+async def test_the_session_that_holds_the_memory_is_told_so(server: Any) -> None:
+    async with _hog(server) as hog:
+        observation = await step(hog, "held.append(bytes(3 * 10**8))")
+    assert observation["metadata"]["failure"] == "exception"
+    assert observation["stderr"].endswith("MemoryError")
+
+
+async def test_code_may_catch_the_memory_error_it_raises(server: Any) -> None:
+    async with session(server) as ws:
+        code = "try: raise MemoryError('own')\nexcept MemoryError as e: print(e)"
+        assert (await step(ws, code))["stdout"] == "own\n"
+        assert (await step(ws, "raise MemoryError"))["metadata"]["failure"] == "exception"

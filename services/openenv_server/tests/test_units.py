@@ -32,7 +32,11 @@ def _python(code: str, **env: str) -> str:
 
 def test_settings_survive_the_environment() -> None:
     settings = Settings(
-        max_concurrent_envs=7, executor="stock", step_timeout_s=0.25, extra_imports=("json",)
+        max_concurrent_envs=7,
+        executor="stock",
+        step_timeout_s=0.25,
+        extra_imports=("json",),
+        allowed_hosts=("a.example",),
     )
     assert Settings.from_environ(settings.to_environ()) == settings
     assert Settings.from_environ({}) == Settings()

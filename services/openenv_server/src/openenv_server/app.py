@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from openenv_server.concurrent import concurrent_app
 from openenv_server.environment import CodingEnvironment
+from openenv_server.memory import return_large_blocks
 from openenv_server.settings import Settings, SettingsError
 from openenv_server.wire import CodeAction, CodeObservation, CodeState
 
@@ -35,9 +36,11 @@ def make_app(settings: Settings | None = None) -> FastAPI:
         CodeState,
         name="coding_env",
         max_concurrent_envs=chosen.max_concurrent_envs,
+        allowed_hosts=chosen.allowed_hosts,
     )
 
 
+return_large_blocks()
 try:
     app: FastAPI = make_app()
 except SettingsError as error:

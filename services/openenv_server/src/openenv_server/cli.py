@@ -90,13 +90,24 @@ def serve(
             help="Modules the code may import besides the interpreter's own, with commas between.",
         ),
     ] = ",".join(_DEFAULT.extra_imports),
+    allowed_hosts: Annotated[
+        str,
+        typer.Option(
+            envvar="ALLOWED_HOSTS",
+            metavar="HOSTS",
+            help="Host names, with commas between, under which pages in a browser and proxies on "
+            "this machine may use the server, besides its own.",
+        ),
+    ] = ",".join(_DEFAULT.allowed_hosts),
     worker_memory_mb: Annotated[
         int,
         typer.Option(
             min=0,
             metavar="MB",
             help="Memory the data of one worker process may take (RLIMIT_DATA), without what its "
-            "session threads need; code that asks for more gets a MemoryError. 0 is no limit.",
+            "session threads need. All sessions of a worker share it: a step that meets it fails "
+            "as the code's own MemoryError where it can be told that its session used the memory "
+            "up, else as an error of the server. 0 is no limit.",
         ),
     ] = 4096,
     ping_interval_s: Annotated[
@@ -136,6 +147,7 @@ def serve(
                 "CODE_MAX_OUTPUT_CHARS": max_output_chars,
                 "CODE_MAX_CODE_CHARS": max_code_chars,
                 "CODE_EXTRA_IMPORTS": extra_imports,
+                "ALLOWED_HOSTS": allowed_hosts,
             }
         )
     except SettingsError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import FastAPI
 
+from openenv_server.browsers import BrowserGuard
 from openenv_server.lean import Action, Environment, Observation, State, create_app
 
 __all__ = ["concurrent_app"]
@@ -20,6 +21,7 @@ def concurrent_app(
     *,
     name: str,
     max_concurrent_envs: int,
+    allowed_hosts: Iterable[str] = (),
 ) -> FastAPI:
     """Serve any OpenEnv environment to many sessions at once.
 
@@ -31,6 +33,8 @@ def concurrent_app(
         state_cls: Its state type.
         name: Name the server gives itself.
         max_concurrent_envs: Sessions of one worker process.
+        allowed_hosts: Host names under which pages in a browser and proxies on this machine may
+            use the server, besides its own; see `browsers.BrowserGuard`.
 
     Raises:
         openenv.core.env_server.exceptions.ConcurrencyConfigurationError: More than one session
@@ -38,7 +42,7 @@ def concurrent_app(
     """
     # No session_timeout: OpenEnv's reaper closes the environment under a session that is idle but
     # connected. A dead client is found by WebSocket pings.
-    return create_app(
+    app = create_app(
         env=env,
         action_cls=action_cls,
         observation_cls=observation_cls,
@@ -46,3 +50,5 @@ def concurrent_app(
         env_name=name,
         max_concurrent_envs=max_concurrent_envs,
     )
+    app.add_middleware(BrowserGuard, allowed_hosts=tuple(allowed_hosts))
+    return app

@@ -1,24 +1,28 @@
 """Whose fault a `MemoryError` is.
 
 All sessions of a worker share its memory limit, so the code that meets the limit need not be the
-code that used the memory up. What the process uses is known, what a session uses is not: only where
-nothing but one session ran can a change be put down to it.
+code that used the memory up.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import resource
-import threading
+import sys
+import time
+import types
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["MemoryShare", "WorkerMemoryError"]
+from openenv_server.guard import is_own
 
-_DATA_FIELD, _SIZE_FIELD = 5, 0
-_PAGE = resource.getpagesize()
-_LIMITS = ((resource.RLIMIT_DATA, _DATA_FIELD), (resource.RLIMIT_AS, _SIZE_FIELD))
+__all__ = ["WorkerMemoryError", "is_to_blame", "return_large_blocks"]
 
-_lock = threading.Lock()
-_running = 0
-_started = 0
+_PAGE_BYTES = resource.getpagesize()
+_LIMITS = ((resource.RLIMIT_DATA, 5), (resource.RLIMIT_AS, 0))  # and their fields in statm
+_LOOK_S = 2.0  # a session with millions of objects holds up the worker no longer
+_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 2**20
 
 
 class WorkerMemoryError(RuntimeError):
@@ -28,60 +32,68 @@ class WorkerMemoryError(RuntimeError):
     """
 
 
-class MemoryShare:
-    """What is known of the memory of one session."""
+def is_to_blame(error: BaseException, variables: object) -> bool:
+    """Tell whether a session that met a `MemoryError` asked for too much itself.
 
-    def __init__(self) -> None:
-        self._held = 0
-        self._start: tuple[int, int, int | None] = (0, 0, None)
-        self._alone = False
-
-    def start_step(self) -> None:
-        """Take note of the beginning of a step."""
-        global _running, _started
-        statm = _statm()
-        with _lock:
-            _running += 1
-            _started += 1
-            self._alone = _running == 1
-            self._start = (_started, statm[_DATA_FIELD], _free_and_half(statm)[0])
-
-    def end_step(self) -> None:
-        """Take note of the end of a step."""
-        global _running
-        number, used, _ = self._start
-        with _lock:
-            _running -= 1
-            if self._alone and _started == number:
-                self._held = max(0, self._held + _statm()[_DATA_FIELD] - used)
-
-    def is_to_blame(self) -> bool:
-        """Tell whether this step, in which a `MemoryError` was raised, asked for too much itself.
-
-        True where one allocation asked for more than half of the limit, or the step alone used up
-        half, or the session holds half from earlier steps in which it was alone. False where that
-        cannot be told. Call it where the error is caught, before anything is let go.
-        """
-        free, half = _free_and_half(_statm())
-        number, _, free_at_start = self._start
-        if free is None or half is None or free >= half or self._held >= half:
-            return True  # without a limit the request alone was more than the machine can promise
-        alone = self._alone and _started == number
-        return alone and (free_at_start is None or free_at_start >= half)
+    True where it asked for more than half of the limit at once, or where what it holds, in
+    `variables` and in the functions that were running, is more than half. Otherwise it is not, or
+    it cannot be told.
+    """
+    free, half = _free_and_half()
+    if free >= half:
+        return True
+    roots = [variables]
+    trace = error.__traceback__
+    while trace is not None:
+        roots += trace.tb_frame.f_locals.values()
+        trace = trace.tb_next
+    try:
+        return _hold(roots, half)
+    except MemoryError:  # not even room to look
+        return False
 
 
-def _statm() -> list[int]:
-    with open("/proc/self/statm", "rb") as file:
-        return [int(part) * _PAGE for part in file.read().split()]
+def return_large_blocks() -> None:
+    """Have the process give large blocks of memory back as soon as they are freed.
+
+    Else the C library may keep them, and they count against the limit of the worker.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
-def _free_and_half(statm: list[int]) -> tuple[int | None, int | None]:
+def _free_and_half() -> tuple[float, float]:
     """Bytes the process may still take, and half of what it may take in all."""
-    tightest: tuple[int | None, int | None] = (None, None)
-    for limit, index in _LIMITS:
+    tightest = (float("inf"), float("inf"))
+    with open("/proc/self/statm", "rb") as file:
+        used = [int(pages) * _PAGE_BYTES for pages in file.read().split()]
+    for limit, field in _LIMITS:
         most = resource.getrlimit(limit)[0]
         if most != resource.RLIM_INFINITY:
-            free = most - statm[index]
-            if tightest[0] is None or free < tightest[0]:
-                tightest = (free, most // 2)
+            tightest = min(tightest, (most - used[field], most / 2))
     return tightest
+
+
+def _hold(roots: Iterable[Any], enough: float) -> bool:
+    """Tell whether what can be reached is so many bytes."""
+    until = time.monotonic() + _LOOK_S
+    seen: set[int] = set()
+    todo = list(roots)
+    total = 0
+    while todo:
+        found: Any = todo.pop()
+        if id(found) in seen or isinstance(found, type | types.ModuleType | types.FrameType):
+            continue
+        seen.add(id(found))
+        if isinstance(found, types.FunctionType):  # its globals are the server's
+            todo += found.__closure__ or ()
+            continue
+        # The class of an own object may have a `__sizeof__` of its own.
+        total += object.__sizeof__(found) if is_own(found) else sys.getsizeof(found)
+        if total >= enough:
+            return True
+        if len(seen) % 1000 == 0 and time.monotonic() > until:
+            return False
+        todo += gc.get_referents(found)
+    return False

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from openenv_server.library import changed_names, parts_of_modules
-from openenv_server.memory import MemoryShare
 from openenv_server.modules import Modules
 from openenv_server.output import BoundedText
 
@@ -97,7 +96,6 @@ class Names(dict[str, Any]):
         counts: Leave the interpreter its own limit of operations.
 
     Attributes:
-        memory: What is known of the session's memory.
         modules: What `import` gives; the interpreter asks for it here.
     """
 
@@ -111,7 +109,6 @@ class Names(dict[str, Any]):
         self._clock = _Clock()
         self._budget = _Budget(self._clock, counts=counts)
         self._decimal = self._decimal_outside = decimal.Context()
-        self.memory = MemoryShare()
         self.modules = Modules(
             imports,
             parts=parts_of_modules(seed, self._clock.time_left),
@@ -147,14 +144,12 @@ class Names(dict[str, Any]):
         self._printed.clear()
         self._decimal_outside = decimal.getcontext()  # it is the thread's
         decimal.setcontext(self._decimal)
-        self.memory.start_step()
         self._clock.deadline = time.monotonic() + timeout_s
         self._budget["counter"] = 0
 
     def end_step(self) -> None:
         """Stop the clock, and put the decimal context of the thread back."""
         self._clock.deadline = float("inf")
-        self.memory.end_step()
         self._decimal = decimal.getcontext()
         decimal.setcontext(self._decimal_outside)
 

@@ -58,6 +58,8 @@ class Settings:
             line that says how much is missing. 1,000 to 50,000,000.
         max_code_chars: A longer piece of code is a failed step. 1,000 to 50,000,000.
         extra_imports: Modules the code may import besides the interpreter's own list.
+        allowed_hosts: Host names, without port, under which pages in a browser and proxies on this
+            machine may use the server, besides its own (`browsers.py`).
 
     Raises:
         SettingsError: A value is out of range; the message names the environment variable.
@@ -69,6 +71,7 @@ class Settings:
     max_output_chars: int = 1_000_000
     max_code_chars: int = 4_000_000
     extra_imports: tuple[str, ...] = _DEFAULT_IMPORTS
+    allowed_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_int("MAX_CONCURRENT_ENVS", self.max_concurrent_envs, 1, 100_000)
@@ -85,6 +88,13 @@ class Settings:
                 "CODE_EXECUTOR",
                 f"CODE_EXECUTOR is {self.executor!r}: set it to one of {', '.join(EXECUTOR_NAMES)}",
             )
+        for host in self.allowed_hosts:
+            if not host or any(character in "/:@* " for character in host):
+                raise SettingsError(
+                    "ALLOWED_HOSTS",
+                    f"ALLOWED_HOSTS has {host!r}: set it to host names, without scheme and port, "
+                    "with commas between them",
+                )
         for module in self.extra_imports:
             if not all(part.isidentifier() for part in module.split(".")):
                 raise SettingsError(
@@ -111,18 +121,14 @@ class Settings:
         """
         env = os.environ if environ is None else environ
         default = cls()
-        imports = env.get("CODE_EXTRA_IMPORTS")
         return cls(
             max_concurrent_envs=_int(env, "MAX_CONCURRENT_ENVS", default.max_concurrent_envs),
             executor=env.get("CODE_EXECUTOR", default.executor),
             step_timeout_s=_float(env, "CODE_STEP_TIMEOUT_S", default.step_timeout_s),
             max_output_chars=_int(env, "CODE_MAX_OUTPUT_CHARS", default.max_output_chars),
             max_code_chars=_int(env, "CODE_MAX_CODE_CHARS", default.max_code_chars),
-            extra_imports=(
-                default.extra_imports
-                if imports is None
-                else tuple(part.strip() for part in imports.split(",") if part.strip())
-            ),
+            extra_imports=_list(env, "CODE_EXTRA_IMPORTS", default.extra_imports),
+            allowed_hosts=_list(env, "ALLOWED_HOSTS", default.allowed_hosts),
         )
 
     def to_environ(self) -> dict[str, str]:
@@ -134,6 +140,7 @@ class Settings:
             "CODE_MAX_OUTPUT_CHARS": str(self.max_output_chars),
             "CODE_MAX_CODE_CHARS": str(self.max_code_chars),
             "CODE_EXTRA_IMPORTS": ",".join(self.extra_imports),
+            "ALLOWED_HOSTS": ",".join(self.allowed_hosts),
         }
 
     @property
@@ -158,6 +165,13 @@ def _int(env: Mapping[str, str], setting: str, default: int) -> int:
         return int(found)
     except ValueError:
         raise SettingsError(setting, f"{setting} is {found!r}: set it to a whole number") from None
+
+
+def _list(env: Mapping[str, str], setting: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    found = env.get(setting)
+    if found is None:
+        return default
+    return tuple(part.strip() for part in found.split(",") if part.strip())
 
 
 def _float(env: Mapping[str, str], setting: str, default: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from openenv_server.executor import ExecResult, Failure
 from openenv_server.interpreter import BASE_IMPORTS, LocalPythonExecutor
-from openenv_server.memory import MemoryShare
+from openenv_server.memory import is_to_blame
 from openenv_server.names import Names, StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
@@ -87,8 +87,10 @@ class StockExecutor:
 
     def _failure(self, error: BaseException) -> ExecResult:
         stdout, limit = str(self._names.printed), self._settings.max_output_chars
-        if isinstance(error, MemoryError) or isinstance(error.__context__, MemoryError):
-            return memory_failure(self._names.memory, None, stdout)
+        if isinstance(error, MemoryError):
+            return memory_failure(error, self._names)
+        if isinstance(error.__context__, MemoryError):  # under the interpreter's own words
+            return memory_failure(error.__context__, self._names)
         if isinstance(error, StepTimeoutError):
             text, failure = timeout_text(self._settings), Failure.TIMEOUT
         else:
@@ -115,10 +117,11 @@ def too_long(code: str, settings: Settings) -> ExecResult | None:
     )
 
 
-def memory_failure(memory: MemoryShare, line: int | None, stdout: str) -> ExecResult:
+def memory_failure(error: BaseException, names: Names, line: int | None = None) -> ExecResult:
     """Say that there was no memory, and whether that is the code's own doing."""
     where = "" if line is None else f'File "<code>", line {line}\n'
-    if memory.is_to_blame():
+    stdout = str(names.printed)
+    if is_to_blame(error, names):
         return ExecResult(
             stdout=stdout,
             stderr=f"{where}MemoryError",

@@ -113,7 +113,7 @@ class StrictExecutor:
         stdout = str(self._names.printed)
         line = failed_line(error.__traceback__)
         if isinstance(error, MemoryError):
-            return memory_failure(self._names.memory, line, stdout)
+            return memory_failure(error, self._names, line)
         error = as_python(error)
         code = exit_code_of(error)
         if code == 0:  # SystemExit(0) ends the code, and nothing failed
