@@ -6,7 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Self, cast
 
 from twinkle_isolation._channel import Call, Channel
@@ -227,8 +234,10 @@ class Sandbox:
 
     async def open_read(
         self, path: str, *, user: str = "user", limit_bytes: int = _DEFAULT_READ_LIMIT
-    ) -> tuple[int, AsyncIterator[bytes]]:
+    ) -> tuple[int, AsyncGenerator[bytes, None]]:
         """Open a regular file; return its size now and its content in pieces.
+
+        Close the pieces (`contextlib.aclosing`) when not all are wanted.
 
         Raises:
             GuestError: `not_found`, `invalid_argument` (a directory or device),
@@ -238,7 +247,7 @@ class Sandbox:
         call = self._channel.call("read", path=path, user=user, limit=limit_bytes)
         message = await self._begun(call, {"op": "cancel", "target": call.number})
 
-        async def pieces() -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncGenerator[bytes, None]:
             done = False
             try:
                 while True:
@@ -385,8 +394,10 @@ class Sandbox:
         call = self._channel.call("usage")
         return call.made(Usage, await call.result())
 
-    async def snapshot(self, *, timeout_s: float = _DUMP_TIMEOUT_S) -> AsyncIterator[bytes]:
+    async def snapshot(self, *, timeout_s: float = _DUMP_TIMEOUT_S) -> AsyncGenerator[bytes, None]:
         """Yield a tar stream of every writable file (no memory, no processes).
+
+        Close it (`contextlib.aclosing`) when not all is wanted.
 
         Pause the sandbox first, or files may change while they are read.
         `Launcher.create(archive=...)` makes a sandbox from it.

@@ -15,6 +15,7 @@ import uvicorn
 from sandbox_server.access import is_loopback
 from sandbox_server.app import create_app
 from sandbox_server.config import ServerConfig
+from sandbox_server.templates import DataDirInUseError
 from twinkle_isolation import Limits
 
 __all__ = ["main"]
@@ -70,6 +71,9 @@ def serve(
     processes: Annotated[int, typer.Option(min=1, help="Processes of one sandbox.")] = 128,
     open_files: Annotated[int, typer.Option(min=16, help="Open files of one process.")] = 1024,
     max_output_mb: Annotated[int, typer.Option(min=1, help="Output of one command.")] = 64,
+    answer_timeout_s: Annotated[
+        float, typer.Option(min=1, help="A sandbox that answers nothing for so long is killed.")
+    ] = 60.0,
     data_dir: Annotated[
         Path | None, typer.Option(help="Keep templates and snapshots here, over restarts.")
     ] = None,
@@ -99,10 +103,15 @@ def serve(
         max_timeout_s=max_timeout_s,
         max_lifetime_s=max_lifetime_s,
         max_output_bytes=max_output_mb << 20,
+        answer_timeout_s=answer_timeout_s,
         network=network,
         templates=("base", *(template or ())),
         data_dir=data_dir,
     )
+    try:
+        server = create_app(config)
+    except DataDirInUseError as error:
+        raise typer.BadParameter(str(error), param_hint="--data-dir") from error
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # every sandbox and every client costs descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -119,7 +128,7 @@ def serve(
     url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     typer.echo(f"listening on {url} (pid {os.getpid()})")
     settings = uvicorn.Config(
-        create_app(config),
+        server,
         loop="asyncio",  # uvloop starts processes three to four times slower
         log_level=log_level.lower(),
         access_log=False,

@@ -33,10 +33,13 @@ class ServerConfig:
         max_lifetime_s: The longest that a sandbox lives, however often its lease is renewed.
         max_output_bytes: Output of one command; past it the command is killed.
         max_request_bytes: The longest JSON request.
+        answer_timeout_s: How long a sandbox may take to answer a request or to be paused at the end
+            of its lease; after that it is killed.
         network: Let sandboxes use the host's network. They reach the server and everything on the
             host's loopback then, so it is off by default.
         templates: Names that exist from the start and mean the bare host.
-        data_dir: Where templates and snapshots are kept; a temporary directory by default.
+        data_dir: Where templates and snapshots are kept, in a directory of their own; a temporary
+            one by default. One server at a time uses it.
         domain: Reported to clients; empty leaves it out.
     """
 
@@ -53,6 +56,7 @@ class ServerConfig:
     max_lifetime_s: float = 7 * 24 * 3600.0
     max_output_bytes: int = 64 << 20
     max_request_bytes: int = 8 << 20
+    answer_timeout_s: float = 60.0
     network: bool = False
     templates: tuple[str, ...] = ("base",)
     data_dir: Path | None = None

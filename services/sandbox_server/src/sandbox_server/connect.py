@@ -19,13 +19,22 @@ from sandbox_server.values import as_object
 from twinkle_isolation import GuestError, SandboxLostError
 
 logger = logging.getLogger(__name__)
-__all__ = ["Message", "serve_client_stream", "serve_stream", "serve_unary"]
+__all__ = [
+    "Message",
+    "as_api_error",
+    "keepalive_s",
+    "serve_client_stream",
+    "serve_stream",
+    "serve_unary",
+    "timeout_s",
+]
 
 Message = dict[str, Any]
 UnaryHandler = Callable[[Message], Awaitable[Message]]
 StreamHandler = Callable[[Message], AsyncGenerator[Message, None]]
 
 _ENVELOPE = struct.Struct("!BI")
+_DEFAULT_KEEPALIVE_S = 90.0
 _COMPRESSED = 0x01
 _END_OF_STREAM = 0x02
 
@@ -39,9 +48,16 @@ def timeout_s(request: Request) -> float | None:
     text = request.headers.get("connect-timeout-ms")
     if text is None:
         return None
-    if not text.isdigit() or len(text) > 10:
+    if not (text.isascii() and text.isdigit()) or len(text) > 10:
         raise ApiError(400, f"connect-timeout-ms={text!r} is not a number of at most ten digits")
     return int(text) / 1000
+
+
+def keepalive_s(request: Request) -> float:
+    """Return after how many quiet seconds a stream sends something."""
+    text = request.headers.get("keepalive-ping-interval", "")
+    valid = text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0
+    return float(text) if valid else _DEFAULT_KEEPALIVE_S
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -52,9 +68,6 @@ def as_api_error(error: Exception) -> ApiError:
         return from_guest(error)
     if isinstance(error, SandboxLostError):
         return ApiError(502, f"the sandbox was not found: {error}", code="unavailable")
-    if isinstance(error, (KeyError, TypeError, ValueError)):
-        logger.debug("a request has an unexpected form", exc_info=error)
-        return ApiError(400, f"the request does not have the expected form: {error!r}")
     logger.error("a handler failed", exc_info=error)
     return ApiError(500, f"internal error: {type(error).__name__}: {error}")
 
@@ -93,7 +106,7 @@ async def serve_stream(request: Request, handler: StreamHandler, send: Send, lim
         await _send_end(send, ApiError(400, f"expected one message, found {len(messages)}"))
         return
     pump = asyncio.create_task(_pump(handler(messages[0]), send))
-    gone = asyncio.create_task(_wait_gone(request))
+    gone = asyncio.create_task(request.wait_gone())
     try:
         await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -136,11 +149,6 @@ async def _pump(messages: AsyncGenerator[Message, None], send: Send) -> None:
     await _send_end(send, failure)
 
 
-async def _wait_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _read_envelopes(request: Request, limit: int) -> AsyncIterator[Message]:
     data = bytearray()
     async for part in request.stream():
@@ -165,7 +173,11 @@ async def _read_envelopes(request: Request, limit: int) -> AsyncIterator[Message
 
 
 def _parse(body: bytes) -> Message:
-    return as_object(json.loads(body or b"{}"), "a message")
+    try:
+        value = json.loads(body or b"{}")
+    except ValueError as error:
+        raise ApiError(400, f"a message is not JSON: {error}") from error
+    return as_object(value, "a message")
 
 
 async def _start(send: Send) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import re
 import time
@@ -21,6 +19,7 @@ from sandbox_server.http import Request, Response, json_response
 from sandbox_server.record import SandboxRecord
 from sandbox_server.registry import Registry
 from sandbox_server.template_routes import TEMPLATE_ROUTES, Route
+from sandbox_server.tokens import decode_token, encode_token
 
 __all__ = ["serve_control"]
 
@@ -149,7 +148,7 @@ async def _list(registry: Registry, request: Request, match: re.Match[str]) -> R
     records.sort(key=lambda r: (r.started_at, r.sandbox_id), reverse=descending)
     token = request.parameter("nextToken")
     if token:
-        last = _decode_token(token)
+        last = decode_token(token)
         records = [
             r
             for r in records
@@ -162,7 +161,7 @@ async def _list(registry: Registry, request: Request, match: re.Match[str]) -> R
     page = records[:limit] if match["v2"] else records
     headers: list[tuple[str, str]] = []
     if len(page) < len(records):
-        headers.append(("x-next-token", _encode_token(page[-1])))
+        headers.append(("x-next-token", encode_token(page[-1].started_at, page[-1].sandbox_id)))
     return json_response([_listed(record) for record in page], headers=headers)
 
 
@@ -181,18 +180,6 @@ def _parse_time(text: str) -> float:
         return datetime.fromisoformat(text.replace(" ", "+")).timestamp()
     except ValueError as error:
         raise ApiError(400, f"startedAfter={text!r} is not a time") from error
-
-
-def _encode_token(record: SandboxRecord) -> str:
-    return base64.urlsafe_b64encode(f"{record.started_at!r}|{record.sandbox_id}".encode()).decode()
-
-
-def _decode_token(token: str) -> tuple[float, str]:
-    try:
-        moment, _, sandbox_id = base64.urlsafe_b64decode(token).decode().partition("|")
-        return float(moment), sandbox_id
-    except (binascii.Error, ValueError) as error:
-        raise ApiError(400, f"nextToken={token!r} is not a token of this server") from error
 
 
 async def _info(registry: Registry, request: Request, match: re.Match[str]) -> Response:

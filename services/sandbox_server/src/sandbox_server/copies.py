@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from sandbox_server.errors import ApiError
+from sandbox_server.errors import ApiError, from_guest
 from sandbox_server.record import SandboxRecord
 from sandbox_server.registry import Registry
 from sandbox_server.templates import Template, new_id
-from twinkle_isolation import SandboxLostError
+from twinkle_isolation import GuestError, SandboxLostError
 
 __all__ = ["fork", "save_files", "snapshot"]
 
@@ -43,26 +43,30 @@ async def snapshot(registry: Registry, record: SandboxRecord, names: list[str]) 
     return template
 
 
-async def save_files(registry: Registry, record: SandboxRecord) -> str:
+async def save_files(registry: Registry, record: SandboxRecord, *, keep: bool = True) -> str:
     """Write the sandbox's files to an archive of the store; return its name.
 
-    Its processes stand still meanwhile.
+    Its processes stand still meanwhile. One that is not to `keep` is removed by the next server
+    when this one does not come to it.
 
     Raises:
-        ApiError: Too long (413), no space (507), the sandbox is gone (404).
+        ApiError: Too long (413), no space (507), a file cannot be read (400), the files cannot be
+            read in time (504), the sandbox is gone (404).
     """
     async with record.lock:
         try:
             await record.sandbox.pause()
             try:
                 return await registry.templates.store_archive(
-                    record.sandbox.snapshot(), registry.config.max_snapshot_bytes
+                    record.sandbox.snapshot(), registry.config.max_snapshot_bytes, keep=keep
                 )
             finally:
                 if record.state == "running":
                     await record.sandbox.resume()
         except SandboxLostError as error:
             raise ApiError(404, f"sandbox {record.sandbox_id!r} was not found: {error}") from error
+        except GuestError as error:
+            raise from_guest(error) from error
 
 
 async def fork(
@@ -81,7 +85,7 @@ async def fork(
         workdir=record.default_cwd,
         memory_mb=record.memory_bytes >> 20,
     )
-    template.archive = await save_files(registry, record)
+    template.archive = await save_files(registry, record, keep=False)
     try:
         results = await asyncio.gather(
             *(

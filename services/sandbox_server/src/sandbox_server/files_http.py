@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import zlib
 from collections.abc import AsyncIterator
@@ -19,12 +21,13 @@ __all__ = ["download", "upload"]
 
 _CHUNK_BYTES = 256 * 1024
 _WHOLE_BYTES = 1 << 20  # up to this an answer has a length and is sent at once
+_MAX_DOWNLOAD_BYTES = 16 << 30
 _MAX_FILES = 1000
 _FORM_BYTES = 1 << 20  # what a form adds to its files
 
 
 async def download(record: SandboxRecord, request: Request, user: str, send: Send) -> None:
-    """Send one file.
+    """Send one file of at most 16 GiB, as long as the client is there.
 
     An error in the middle breaks the connection: a part is never taken for the whole.
     """
@@ -32,8 +35,26 @@ async def download(record: SandboxRecord, request: Request, user: str, send: Sen
     if path is None:
         raise ApiError(400, "the query parameter `path` is missing")
     size, pieces = await record.sandbox.open_read(
-        locate(record, path), user=user, limit_bytes=1 << 40
+        locate(record, path), user=user, limit_bytes=_MAX_DOWNLOAD_BYTES
     )
+    async with contextlib.aclosing(pieces):
+        if size > _MAX_DOWNLOAD_BYTES:
+            await anext(pieces)  # begun, so that its end tells the sandbox
+            raise ApiError(413, f"{path!r} is longer than {_MAX_DOWNLOAD_BYTES} bytes: {size}")
+        pump = asyncio.create_task(_send_pieces(pieces, size, send))
+        gone = asyncio.create_task(request.wait_gone())
+        try:
+            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finished = pump.done()
+            pump.cancel()
+            gone.cancel()
+            await asyncio.gather(pump, gone, return_exceptions=True)
+    if finished:
+        pump.result()
+
+
+async def _send_pieces(pieces: AsyncIterator[bytes], size: int, send: Send) -> None:
     if size <= _WHOLE_BYTES:
         parts: list[bytes] = []
         total = 0

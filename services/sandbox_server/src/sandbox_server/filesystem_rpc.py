@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
-from sandbox_server.connect import Message, timeout_s
+from sandbox_server.connect import Message, keepalive_s, timeout_s
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request
 from sandbox_server.record import SandboxRecord
+from sandbox_server.values import as_text, as_whole
 from sandbox_server.watchers import events_lost
 from twinkle_isolation import DirEntry, WatchEvent
 
@@ -22,7 +23,6 @@ _TYPES = {
     "symlink": "FILE_TYPE_SYMLINK",
     "other": "FILE_TYPE_UNSPECIFIED",
 }
-_DEFAULT_KEEPALIVE_S = 90.0
 
 
 def locate(record: SandboxRecord, path: object) -> str:
@@ -67,7 +67,7 @@ class FilesystemService:
 
     async def list_dir(self, message: Message) -> Message:
         """List a directory."""
-        depth = int(message.get("depth") or 1)
+        depth = as_whole(message.get("depth") or 1, "depth")
         entries = await self.sandbox.list_dir(self._path(message), user=self.user, depth=depth)
         return {"entries": [_entry(entry) for entry in entries]}
 
@@ -80,26 +80,28 @@ class FilesystemService:
         """Begin to collect changes."""
         recursive = bool(message.get("recursive"))
         watch = await self.sandbox.watch(self._path(message), user=self.user, recursive=recursive)
-        return {"watcherId": self.record.watchers.add(watch)}
+        try:
+            return {"watcherId": self.record.watchers.add(watch)}
+        except ApiError:
+            await watch.close()
+            raise
 
     async def get_watcher_events(self, message: Message) -> Message:
         """Return the changes since the last call."""
-        events = self.record.watchers.find(message.get("watcherId", "")).take()
+        watcher = self.record.watchers.find(as_text(message.get("watcherId", ""), "watcherId"))
+        events = watcher.take()
         return {"events": [_event(event) for event in events]}
 
     async def remove_watcher(self, message: Message) -> Message:
         """Stop collecting changes."""
-        await self.record.watchers.remove(message.get("watcherId", ""))
+        await self.record.watchers.remove(as_text(message.get("watcherId", ""), "watcherId"))
         return {}
 
     async def watch_dir(self, message: Message) -> AsyncGenerator[Message, None]:
         """Stream changes."""
         recursive = bool(message.get("recursive"))
         deadline = timeout_s(self.request)
-        interval = self.request.headers.get("keepalive-ping-interval", "")
-        keepalive = (
-            float(interval) if interval.isdigit() and int(interval) > 0 else _DEFAULT_KEEPALIVE_S
-        )
+        keepalive = keepalive_s(self.request)
         watch = await self.sandbox.watch(self._path(message), user=self.user, recursive=recursive)
         queue: asyncio.Queue[WatchEvent | None] = asyncio.Queue(maxsize=1000)
 

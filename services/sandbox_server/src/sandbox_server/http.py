@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -80,7 +81,7 @@ class Request:
         text = self.parameter(name)
         if text is None:
             return default
-        if not text.lstrip("-").isdigit() or not least <= int(text) <= most:
+        if not re.fullmatch(r"-?[0-9]{1,18}", text) or not least <= int(text) <= most:
             raise ApiError(400, f"{name}={text!r} is not a number in {least}..{most}")
         return int(text)
 
@@ -98,6 +99,11 @@ class Request:
                 yield message["body"]
             if not message.get("more_body"):
                 return
+
+    async def wait_gone(self) -> None:
+        """Wait until the client has closed the connection; the rest of the body is dropped."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
     async def drain(self) -> None:
         """Read and drop the rest of the body, so that a client that still sends hears the answer.

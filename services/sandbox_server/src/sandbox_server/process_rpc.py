@@ -10,17 +10,16 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from sandbox_server.connect import Message, timeout_s
+from sandbox_server.connect import Message, keepalive_s, timeout_s
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request
 from sandbox_server.processes import RunningProcess, Subscription
 from sandbox_server.record import SandboxRecord
-from sandbox_server.values import as_list, as_object, as_text, as_texts
+from sandbox_server.values import as_list, as_object, as_text, as_texts, as_whole
 from twinkle_isolation import GuestError, GuestProcess, ProcessEnd
 
 __all__ = ["ProcessService"]
 
-_DEFAULT_KEEPALIVE_S = 90.0
 _REASONS = {
     "output": "killed: more output than the server allows for one command",
     "disk": "killed: the sandbox's files are over its disk limit",
@@ -56,6 +55,7 @@ class ProcessService:
     async def start(self, message: Message) -> AsyncGenerator[Message, None]:
         """Start a program and stream what it does. It goes on when the client leaves."""
         config = _config(message.get("process"))
+        tag = None if message.get("tag") is None else as_text(message["tag"], "tag")
         size = None
         if "pty" in message:
             size = _terminal_size(as_object(message["pty"], "pty").get("size"))
@@ -72,7 +72,7 @@ class ProcessService:
             timeout_s=deadline,
             output_limit=self.max_output,
         )
-        running = RunningProcess(process, config, message.get("tag"))
+        running = RunningProcess(process, config, tag)
         running.is_pty = size is not None
         subscription = running.subscribe()
         self.record.processes.add(running)
@@ -96,10 +96,7 @@ class ProcessService:
     async def _events(
         self, running: RunningProcess, subscription: Subscription, process: GuestProcess
     ) -> AsyncGenerator[Message, None]:
-        interval = self.request.headers.get("keepalive-ping-interval", "")
-        keepalive = (
-            float(interval) if interval.isdigit() and int(interval) > 0 else _DEFAULT_KEEPALIVE_S
-        )
+        keepalive = keepalive_s(self.request)
         try:
             yield {"start": {"pid": process.pid}}
             while True:
@@ -147,7 +144,8 @@ class ProcessService:
     async def send_signal(self, message: Message) -> Message:
         """Send SIGTERM or SIGKILL to a program's process group."""
         numbers = {"SIGNAL_SIGTERM": signal.SIGTERM, "SIGNAL_SIGKILL": signal.SIGKILL, 15: 15, 9: 9}
-        number = numbers.get(message.get("signal", ""))
+        wanted = message.get("signal", "")
+        number = numbers.get(wanted) if isinstance(wanted, (str, int)) else None
         if number is None:
             raise ApiError(400, f"signal {message.get('signal')!r} is unknown: SIGTERM or SIGKILL")
         running = self._find(message)
@@ -169,7 +167,8 @@ class ProcessService:
 
 def _terminal_size(value: object) -> tuple[int, int]:
     size = as_object(value, "size")
-    rows, cols = int(size.get("rows", 24)), int(size.get("cols", 80))
+    rows = as_whole(size.get("rows", 24), "size.rows")
+    cols = as_whole(size.get("cols", 80), "size.cols")
     if not (0 < rows < 65536 and 0 < cols < 65536):
         raise ApiError(400, f"size {rows} x {cols} is not that of a terminal")
     return rows, cols

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from sandbox_server.errors import ApiError
+from sandbox_server.values import as_text, as_whole
 from twinkle_isolation import GuestProcess, ProcessEnd, SandboxLostError
 
 __all__ = ["Output", "ProcessTable", "RunningProcess", "Subscription"]
@@ -130,13 +131,15 @@ class ProcessTable:
         """Return the program with a `pid` or `tag`.
 
         Raises:
-            ApiError: There is none (any more).
+            ApiError: There is none (any more), or the selector names neither (400).
         """
         if "pid" in selector:
-            running = self._by_pid.get(int(selector["pid"]))
-        else:
-            tag = selector.get("tag")
+            running = self._by_pid.get(as_whole(selector["pid"], "process.pid"))
+        elif "tag" in selector:
+            tag = as_text(selector["tag"], "process.tag")
             running = next((r for r in self._by_pid.values() if r.tag == tag), None)
+        else:
+            raise ApiError(400, f"process must have a `pid` or a `tag`: got {selector!r}")
         if running is None:
             raise ApiError(404, f"process {selector!r} not found: it has ended or never was")
         return running

@@ -24,6 +24,7 @@ class SandboxRecord:
         auto_resume: A request to a paused sandbox resumes it.
         env: Environment of every program, from the template and the create request.
         cpu_sample: When the processor time was last asked for, and what it was in seconds.
+        ending: Its lease is over and it is being paused or killed.
         lock: Held while the state changes.
     """
 
@@ -48,4 +49,5 @@ class SandboxRecord:
     processes: ProcessTable = field(default_factory=ProcessTable)
     watchers: WatcherTable = field(default_factory=WatcherTable)
     cpu_sample: tuple[float, float] | None = None
+    ending: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

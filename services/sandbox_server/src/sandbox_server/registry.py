@@ -49,6 +49,7 @@ class Registry:
             isolation=config.isolation,
             shares=config.shares,
             spares=min(config.spares, config.max_sandboxes),
+            answer_timeout_s=config.answer_timeout_s,
             spare_spec=SandboxSpec(network=config.network, limits=config.limits),
         )
         self._starting = 0
@@ -248,7 +249,10 @@ class Registry:
                     502,
                     f"a running sandbox {sandbox_id!r} was not found: it is paused, connect first",
                 )
-            await self.resume(record, max(record.timeout_s, _RESUMED_TIMEOUT_S))
+            try:
+                await self.resume(record, max(record.timeout_s, _RESUMED_TIMEOUT_S))
+            except ApiError as error:
+                raise ApiError(502, error.message) from error
         return record
 
     # Life
@@ -317,22 +321,34 @@ class Registry:
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.time()
-            for record in [
-                r for r in self.records.values() if r.ends_at <= now and not r.lock.locked()
-            ]:
-                self.spawn(self._expire(record))
+            for record in self.records.values():
+                if record.ends_at <= now and not record.ending:
+                    record.ending = True
+                    self.spawn(self._expire(record))
 
     async def _expire(self, record: SandboxRecord) -> None:
-        if record.ends_at > time.time():
-            return  # renewed meanwhile
+        """Pause a sandbox whose lease is over, or kill it, whoever else is busy with it."""
         try:
+            if record.ends_at > time.time():
+                return  # renewed meanwhile
+            self.metrics.expired.inc()
             over = time.time() >= record.started_at + self.config.max_lifetime_s
             if record.auto_pause and record.state == "running" and not over:
-                with contextlib.suppress(ApiError):
-                    await self.pause(record)
-                self.metrics.expired.inc()
-                return
-            self.metrics.expired.inc()
+                try:
+                    async with asyncio.timeout(self.config.answer_timeout_s):
+                        await self.pause(record)
+                except (ApiError, TimeoutError) as error:
+                    if record.ends_at > time.time():
+                        return  # paused or renewed by somebody else
+                    logger.warning(
+                        "sandbox %s is killed, for it could not be paused: %s",
+                        record.sandbox_id,
+                        error or "it took too long",
+                    )
+                else:
+                    return
             await self.kill(record)
         except Exception:
             logger.exception("sandbox %s could not be ended", record.sandbox_id)
+        finally:
+            record.ending = False

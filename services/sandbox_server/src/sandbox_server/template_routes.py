@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import uuid
@@ -19,6 +18,7 @@ from sandbox_server.errors import ApiError
 from sandbox_server.http import Request, Response, json_response
 from sandbox_server.registry import Registry
 from sandbox_server.templates import BuildState, Template, new_id
+from sandbox_server.tokens import decode_token, encode_token
 from sandbox_server.values import as_count, as_list, as_text
 
 __all__ = ["TEMPLATE_ROUTES", "Route"]
@@ -201,19 +201,18 @@ async def _list_snapshots(registry: Registry, request: Request, match: re.Match[
     limit = request.number("limit", least=1, most=1000, default=_MAX_LOGS)
     token = request.parameter("nextToken")
     snapshots = registry.templates.all(snapshots=True)
+    snapshots.sort(key=lambda t: (t.created_at, t.template_id))
     source = request.parameter("sandboxID")
     if source is not None:
         snapshots = [t for t in snapshots if t.source_sandbox_id == source]
     if token:
-        last = base64.urlsafe_b64decode(token).decode()
-        ids = [t.template_id for t in snapshots]
-        snapshots = snapshots[ids.index(last) + 1 :] if last in ids else []
+        last = decode_token(token)
+        snapshots = [t for t in snapshots if (t.created_at, t.template_id) > last]
     page = snapshots[:limit]
     headers: list[tuple[str, str]] = []
     if len(page) < len(snapshots):
-        headers = [
-            ("x-next-token", base64.urlsafe_b64encode(page[-1].template_id.encode()).decode())
-        ]
+        token = encode_token(page[-1].created_at, page[-1].template_id)
+        headers = [("x-next-token", token)]
     return json_response([_snapshot_info(t) for t in page], headers=headers)
 
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import logging
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from sandbox_server.errors import ApiError
+from twinkle_isolation import SandboxLostError
 from twinkle_isolation.scratch import make_scratch
 
-__all__ = ["BuildState", "Template", "TemplateStore", "new_id"]
+logger = logging.getLogger(__name__)
+__all__ = ["BuildState", "DataDirInUseError", "Template", "TemplateStore", "new_id"]
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+_DIRECTORY = "sandbox-server-templates"
+_ARCHIVE = re.compile(r"[a-z0-9]{20}\.tar")
+_PART = re.compile(r"[a-z0-9]{20}\.(tar|json)\.part")
 _MAX_LOG_LINES = 10_000
 _MAX_BUILDS = 1000
 
@@ -77,12 +85,20 @@ class BuildState:
         self.logs.append(entry)
 
 
+class DataDirInUseError(RuntimeError):
+    """Another server keeps its templates there."""
+
+
 class TemplateStore:
-    """All templates of one server, in a directory of their own."""
+    """All templates of one server, in a directory of their own.
+
+    Raises:
+        DataDirInUseError: Another server uses it.
+    """
 
     def __init__(self, directory: Path | None, *, limit: int, base_names: tuple[str, ...]) -> None:
         self._temporary = directory is None
-        self.directory = make_scratch("templates") if directory is None else directory
+        self.directory = make_scratch("templates") if directory is None else directory / _DIRECTORY
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         self._limit = limit
@@ -90,22 +106,49 @@ class TemplateStore:
         self.builds: dict[str, BuildState] = {}
         for name in base_names:
             self._templates[name] = Template(template_id=name, names=[name], ready=True)
+        self._lock = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise DataDirInUseError(
+                f"data_dir {str(directory)!r} is used by another server: give each its own"
+            ) from error
         self._load()
 
     def _load(self) -> None:
-        known: set[str] = set()
-        for path in self.directory.glob("*.json"):
-            with contextlib.suppress(ValueError, TypeError, OSError):
-                template = Template(**json.loads(path.read_text()))
-                if template.archive is None or (self.directory / template.archive).exists():
-                    self._templates[template.template_id] = template
-                    known.add(template.archive or "")
-        for path in self.directory.glob("*.tar*"):
-            if path.name not in known:
+        for path in self.directory.iterdir():
+            if _PART.fullmatch(path.name):
                 path.unlink(missing_ok=True)  # of a server that was killed while it wrote
+        known: set[str | None] = set()
+        for path in self.directory.glob("*.json"):
+            try:
+                template = self._read(path)
+            except (ValueError, TypeError, OSError) as error:
+                logger.warning("%s is kept and not used: %s", path, error)
+            else:
+                self._templates[template.template_id] = template
+                known.add(template.archive)
+        for path in self.directory.glob("*.tar"):
+            if path.name not in known:
+                logger.warning("%s is kept and not used: no template names it", path)
+
+    def _read(self, path: Path) -> Template:
+        template = Template(**json.loads(path.read_text()))
+        if template.template_id != path.stem:
+            raise ValueError(f"it is about template {template.template_id!r}")
+        if template.archive is not None:
+            if not _ARCHIVE.fullmatch(template.archive):
+                raise ValueError(f"archive {template.archive!r} is no file of this server")
+            if not (self.directory / template.archive).exists():
+                raise ValueError(f"archive {template.archive!r} is missing")
+        return template
 
     def close(self) -> None:
-        """Remove a temporary directory."""
+        """Remove a temporary directory; another server may use one that is kept. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
         for build in self.builds.values():
             if build.task is not None:
                 build.task.cancel()
@@ -169,7 +212,9 @@ class TemplateStore:
     def save(self, template: Template) -> None:
         """Write what a later server needs."""
         path = self.directory / f"{template.template_id}.json"
-        path.write_text(json.dumps(asdict(template)))
+        part = path.with_suffix(".json.part")
+        part.write_text(json.dumps(asdict(template)))
+        os.replace(part, path)
 
     def delete(self, template: Template) -> None:
         """Forget a template and remove its files."""
@@ -187,26 +232,37 @@ class TemplateStore:
         """Return the file with the template's files."""
         return None if template.archive is None else self.directory / template.archive
 
-    async def store_archive(self, data: AsyncIterator[bytes], limit: int) -> str:
-        """Write an archive; return its file name.
+    async def store_archive(
+        self, data: AsyncGenerator[bytes, None], limit: int, *, keep: bool = True
+    ) -> str:
+        """Write an archive; return its file name. One that is not to `keep` the caller removes.
 
         Raises:
             ApiError: It is longer than `limit` (413), or the disk is full (507).
+            SandboxLostError: The sandbox ended before `data` did.
+            GuestError: The sandbox could not give `data`.
         """
         name = f"{new_id()}.tar"
         path = self.directory / f"{name}.part"
         size = 0
+        done = False
         try:
             with path.open("wb") as file:
-                async for piece in data:
-                    size += len(piece)
-                    if size > limit:
-                        raise ApiError(413, f"the files are longer than {limit} bytes")
-                    # Into the page cache, so not worth a thread.
-                    file.write(piece)
-            os.replace(path, self.directory / name)
+                async with contextlib.aclosing(data) as pieces:
+                    async for piece in pieces:
+                        size += len(piece)
+                        if size > limit:
+                            raise ApiError(413, f"the files are longer than {limit} bytes")
+                        # Into the page cache, so not worth a thread.
+                        file.write(piece)
+            if keep:
+                os.replace(path, self.directory / name)
+            done = True
+        except SandboxLostError:
+            raise  # it is a ConnectionError, and so an OSError
         except OSError as error:
             raise ApiError(507, f"the snapshot could not be written: {error}") from error
         finally:
-            path.unlink(missing_ok=True)
-        return name
+            if not done:
+                path.unlink(missing_ok=True)
+        return name if keep else path.name

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from sandbox_server.errors import ApiError
 
-__all__ = ["as_count", "as_list", "as_object", "as_text", "as_texts"]
+__all__ = ["as_count", "as_list", "as_object", "as_text", "as_texts", "as_whole"]
 
 
 def as_object(value: object, name: str) -> dict[str, Any]:
@@ -32,6 +32,21 @@ def as_count(value: object, name: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ApiError(400, f"{name} must be a positive whole number: got {value!r}")
+    return value
+
+
+def as_whole(value: object, name: str) -> int:
+    """Return a whole number; the JSON of protocol buffers may have it as text.
+
+    Raises:
+        ApiError: It is something else (400).
+    """
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ApiError(400, f"{name} must be a whole number: got {value!r}")
     return value
 
 
