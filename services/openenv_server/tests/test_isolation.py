@@ -73,6 +73,8 @@ _TRAVERSALS = [
     "object.__reduce_ex__(json, 4)",
     "type(json)('os').environ",
     "functools.partial(json.dumps).func.__globals__",
+    "collections.UserString('{0.__globals__[codecs].sys.modules[os].environ}').format(json.dumps)",
+    "collections.UserString.format('{0.__globals__[codecs].sys.modules[os].environ}', json.dumps)",
     "functools.reduce(getattr, ['__globals__'], json.dumps)",
     "time.clock_settime(time.CLOCK_REALTIME, 0)",
 ]
@@ -181,6 +183,11 @@ POISONS = [
     "import enum\nclass E(enum.IntEnum):\n    dumps = 1\n"
     "E._convert_('E', 'json', lambda n: True, E)",
     "import enum\nclass E(enum.Enum):\n    dumps = 1\nE.__module__ = 'json'\nenum.global_enum(E)",
+    "import enum\nclass B(enum.IntEnum): pass\nclass E:\n    dumps = 1\n"
+    "B._convert_('dumps', 'json', lambda n: n == 'dumps', E)",
+    "import abc, json\nabc.abstractmethod(json.dumps)",
+    "from collections.abc import Mapping\nfrom abc import abstractmethod\n"
+    "abstractmethod(Mapping.get)",
     "import typing\ntyping.runtime_checkable(typing.Protocol)",
     "import typing\ntyping.NamedTuple.hacked = 1",
     "print.hacked = 1",
@@ -310,3 +317,28 @@ def test_partial_functions_still_work() -> None:
     code = "import functools\np = functools.partial(int, base=2)\nprint(p('101'), p.func is int)"
     assert make_executor(Settings()).run(code).stdout == "5 True\n"
     assert functools.partial(int, base=2)("101") == 5
+
+
+def test_text_with_its_own_idea_of_equality_stays_out_of_the_librarys_caches() -> None:
+    code = """
+import datetime, re, time
+class T(str):
+    def __eq__(self, other): return True
+    def __hash__(self): return hash('%Y-%H')
+class M(type):
+    def __eq__(cls, other): return True
+    def __hash__(cls): return hash(str)
+class R(str, metaclass=M):
+    def __eq__(self, other): return True
+    def __hash__(self): return hash('b.d')
+datetime.datetime.strptime('01-02', T('%d-%m'))
+time.strptime('01-02', T('%d-%m'))
+re.findall(R('zz'), 'zz')
+print('done')
+"""
+    assert make_executor(Settings()).run(code).stdout == "done\n"
+    look = (
+        "import datetime, re, time\nprint(datetime.datetime.strptime('2020-05', '%Y-%H').hour, "
+        "time.strptime('2020-05', '%Y-%H').tm_hour, re.findall('b.d', 'bad'))"
+    )
+    assert make_executor(Settings()).run(look).stdout == "5 5 ['bad']\n"

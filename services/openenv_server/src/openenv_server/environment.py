@@ -76,7 +76,10 @@ else:
 
 
 class CodingEnvironment(_Base):
-    r"""Runs Python code, step by step, with the names of earlier steps; safe to have many of.
+    r"""Runs Python code, step by step, with the names of earlier steps.
+
+    There may be many in one process, each used by one thread at a time. They share its processor
+    and memory, and the modules of the library, which code can read and not change (`guard.py`).
 
     `reset` forgets everything. The episode never ends by itself: `done` is always False. The
     metadata of every observation says which executor ran and, when a step failed, why

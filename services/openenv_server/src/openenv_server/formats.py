@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 import types
+from collections import UserString
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ _FRAME_NAMES = (
 FRAME_NAMES = frozenset(_FRAME_NAMES.split())
 """Attributes of generators and tracebacks that lead to the variables of the server."""
 
+_OF_USER_STRING: tuple[Any, ...] = (UserString.format, UserString.format_map)
 _MAX_DEPTH = 3  # str.format itself nests two deep
 _Fields = Iterable[tuple[str, str | None, str | None, str | None]]
 _parse: Callable[[str], _Fields] = string.Formatter().parse
@@ -30,6 +32,8 @@ def guarded_format(found: Any, name: str) -> Any:
         found: What the attribute is; given back when it is not the method of `str`.
         name: `format` or `format_map`.
     """
+    if getattr(found, "__func__", found) in _OF_USER_STRING:
+        raise InterpreterError(f"{name}() of a UserString is not available: take str() of it first")
     if isinstance(found, types.BuiltinMethodType):
         text: Any = found.__self__
         if not isinstance(text, str):

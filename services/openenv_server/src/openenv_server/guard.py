@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast
 from openenv_server.formats import FRAME_NAMES, guarded_format
 from openenv_server.interpreter import InterpreterError, install
 
-__all__ = ["OWN_MODULE", "del_attribute", "get_attribute", "is_own", "set_attribute"]
+__all__ = ["OWN_MODULE", "del_attribute", "exact_text", "get_attribute", "is_own", "set_attribute"]
 
 OWN_MODULE = "__main__"
 
@@ -48,7 +48,7 @@ _FRAMES = (
     types.AsyncGeneratorType,
 )
 
-_WATCHED = FRAME_NAMES | {"format", "format_map", "register", "copy"}
+_WATCHED = FRAME_NAMES | {*("format", "format_map", "register", "copy", "strptime")}
 
 # Objects of other modules that a session makes for itself and may set attributes of.
 _MADE_BY_CODE = (
@@ -94,6 +94,8 @@ def get_attribute(value: Any, name: str, *default: Any) -> Any:
             raise InterpreterError(f"Forbidden access to dunder attribute: {name}")
         found = getattr(value, name, *default)
         return _guarded_setter(value, found) if name in _SETTERS else found
+    if name == "_convert_":  # of an Enum: puts its members into any module
+        _refuse("_convert_ of an Enum is not available")
     if name[0] == "_" and not is_own(value):
         _refuse(f"{name!r} of {_called(value)} is private to it")
     if name in FRAME_NAMES and isinstance(value, _FRAMES):
@@ -101,6 +103,8 @@ def get_attribute(value: Any, name: str, *default: Any) -> Any:
     found = getattr(value, name, *default)
     if name in ("format", "format_map"):
         return guarded_format(found, name)
+    if name == "strptime":
+        return exact_text(found)
     if name == "register":
         return _own_registration(found)
     if name == "copy" and getattr(found, "__func__", found) is _COPY_OF_USER_DICT:
@@ -174,6 +178,18 @@ def _guarded_setter(value: Any, found: Any) -> Any:
 
 
 _SETTERS = ("__setattr__", "__delattr__")
+
+
+def exact_text(function: Any) -> Any:
+    """Pass text on without its class: caches of the library would ask its `__eq__` and `__hash__`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        plain = [str.__str__(arg) if isinstance(arg, str) else arg for arg in args]
+        named = {k: str.__str__(v) if isinstance(v, str) else v for k, v in kwargs.items()}
+        return function(*plain, **named)
+
+    call.__name__ = call.__qualname__ = function.__name__
+    return call
 
 
 def _own_registration(found: Any) -> Any:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import operator
 import queue
 import random
+import re
 import string
 import sys
 import time
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
 from openenv_server.exits import end_program
-from openenv_server.guard import OWN_MODULE, is_own, set_attribute
+from openenv_server.guard import OWN_MODULE, exact_text, is_own, set_attribute
 from openenv_server.interpreter import InterpreterError, second_instance
 
 __all__ = ["changed_names", "parts_of_modules"]
@@ -26,6 +29,7 @@ _TYPING = (
     "MutableSet NamedTuple NoReturn Optional OrderedDict Protocol Reversible Self Sequence Set "
     "Sized Tuple Type TypeVar TYPE_CHECKING Union cast"
 )
+_RE = "compile search match fullmatch split findall finditer sub subn"
 _TIME = (
     "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time "
     "process_time_ns thread_time thread_time_ns strftime strptime gmtime localtime mktime ctime "
@@ -71,7 +75,8 @@ def parts_of_modules(seed: int | None, time_left: Callable[[], float]) -> dict[s
             "version_info": sys.version_info,
             "exit": end_program,
         },
-        "time": {name: getattr(time, name) for name in _TIME.split()} | {"sleep": sleep},
+        "time": {name: getattr(time, name) for name in _TIME.split()}
+        | {"sleep": sleep, "strptime": exact_text(time.strptime)},
         "typing": {name: getattr(typing, name) for name in _TYPING.split()}
         | {"overload": _overload, "runtime_checkable": _runtime_checkable},
     }
@@ -181,6 +186,15 @@ def _check_own(value: Any) -> None:
         )
 
 
+def _abstract(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def mark(function: Any) -> Any:
+        if isinstance(function, types.FunctionType):
+            _check_own(function)
+        return make(function)
+
+    return mark
+
+
 def _unavailable(module: str, name: str) -> Callable[..., NoReturn]:
     def call(*_: Any, **__: Any) -> NoReturn:
         raise InterpreterError(f"{module}.{name} is not available: it changes a whole module")
@@ -189,6 +203,10 @@ def _unavailable(module: str, name: str) -> Callable[..., NoReturn]:
 
 
 _CHANGED: dict[str, dict[str, Any]] = {
+    "abc": {
+        name: _abstract(getattr(abc, name))
+        for name in ("abstractmethod", "abstractclassmethod", "abstractstaticmethod")
+    },
     "copy": _COPY,
     "dataclasses": {name: getattr(_dataclasses, name) for name in dataclasses.__all__}
     | {"dataclass": _dataclass, "make_dataclass": _make_dataclass},
@@ -201,6 +219,7 @@ _CHANGED: dict[str, dict[str, Any]] = {
         "update_wrapper": _update_wrapper,
         "wraps": _wraps,
     },
+    "re": {name: exact_text(getattr(re, name)) for name in _RE.split()},
 }
 
 

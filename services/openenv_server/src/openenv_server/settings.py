@@ -50,14 +50,16 @@ class Settings:
     Attributes:
         max_concurrent_envs: Sessions of one worker process; one more is refused with
             `CAPACITY_REACHED`. The whole server holds workers times this. 1 to 100,000.
-        executor: `strict` runs code as CPython would or fails the step; `stock` is the
+        executor: `strict` runs code as CPython would or fails the step, so far as the two have been
+            compared; `stock` is the
             interpreter of OpenEnv's `coding_env` as it is, wrong values included.
         step_timeout_s: Seconds of wall time for one step, 0.1 to 86,400. It ends code that the
             interpreter is evaluating; one long call into C runs to its end.
         max_output_chars: Characters kept of stdout and of stderr, each: head and tail, with a
             line that says how much is missing. 1,000 to 50,000,000.
         max_code_chars: A longer piece of code is a failed step. 1,000 to 50,000,000.
-        extra_imports: Modules the code may import besides the interpreter's own list.
+        extra_imports: Modules the code may import besides the interpreter's own list. State they
+            keep for the whole process is shared by all sessions.
         allowed_hosts: Host names, without port, under which pages in a browser and proxies on this
             machine may use the server, besides its own (`browsers.py`).
 

@@ -35,9 +35,12 @@ _IN_PART = ("operator", "string", "sys", "typing")  # see library.py
 class StrictExecutor:
     """Runs code in OpenEnv's interpreter such that it does what CPython does, or fails.
 
+    So far as that has been compared; see `tests/programs`.
+
     The code is rewritten before it is run (`rewrite.py`); what the interpreter would get silently
     wrong after that is refused. When the last statement is an expression its `repr` is printed, as
-    at Python's prompt. Not a boundary for hostile code: everything happens in this process.
+    at Python's prompt. Not a boundary for hostile code: everything happens in this process; what
+    sessions are kept from is in `guard.py` and `modules.py`.
 
     Args:
         settings: Limits.
