@@ -31,6 +31,14 @@ def impatient(start: Callable[..., Server]) -> Iterator[Server]:
     server.kill_all()
 
 
+@pytest.fixture(scope="module")
+def roomy(start: Callable[..., Server]) -> Iterator[Server]:
+    """A server whose sandboxes may have files of any length, as long as they are empty."""
+    server = start("bubblewrap")
+    yield server
+    server.kill_all()
+
+
 def call(
     server: Server, sandbox: e2b.Sandbox, method: str, message: dict[str, Any]
 ) -> httpx.Response:

@@ -1,7 +1,9 @@
 """The one trusted process inside each sandbox: it starts programs, moves output, serves files.
 
-A single-threaded event loop. It never blocks on what the sandbox's programs do, bounds what it
-buffers, and ends, with everything in the sandbox, when the connection to the host closes.
+A single-threaded event loop. What the sandbox's programs do holds it for a few seconds at most (a
+program that others stop before it begins); a long file operation holds it as long as that takes,
+and the host ends a sandbox whose supervisor is silent too long. It bounds what it buffers, and
+ends, with everything in the sandbox, when the connection to the host closes.
 """
 
 from __future__ import annotations
