@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from twinkle_isolation._wire import FrameBuffer, FrameError, encode
@@ -87,6 +87,24 @@ class Call:
         if message.get("ev") not in expected:
             raise self.broken(f"expected {expected}, got {message.get('ev')!r}")
         return message, body
+
+    async def begun(self, undo: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of what goes on then; who is cancelled before it gets nothing.
+
+        Args:
+            undo: The request that ends it.
+
+        Raises:
+            SandboxLostError: The connection ended before the call did, or the answer is none.
+            GuestError: The sandbox answered that it cannot.
+        """
+        try:
+            message, _ = await self.next("start")
+        except asyncio.CancelledError:
+            self.detach()
+            self._channel.send({**undo, "id": 0})
+            raise
+        return message
 
     async def result(self) -> dict[str, Any]:
         """Return the value of the `result` event.
