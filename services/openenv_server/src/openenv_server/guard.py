@@ -181,7 +181,7 @@ _SETTERS = ("__setattr__", "__delattr__")
 
 
 def exact_text(function: Any) -> Any:
-    """Pass text on without its class: caches of the library would ask its `__eq__` and `__hash__`."""
+    """Pass text on without its class, whose `__eq__` the caches of the library would ask."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         plain = [str.__str__(arg) if isinstance(arg, str) else arg for arg in args]
