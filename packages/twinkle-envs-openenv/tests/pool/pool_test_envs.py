@@ -116,6 +116,19 @@ class Lab(Env):
     def do_nan(self) -> StepResult:
         return StepResult("wrong", float("nan"))
 
+    def do_none(self) -> StepResult:
+        return StepResult(None, 1.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    def do_nan_return(self) -> StepResult:
+        return StepResult("seen", 1.0, info={"episode_reward": float("nan")})
+
+    def do_text_done(self) -> StepResult:
+        return StepResult("seen", 1.0, "yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    def do_wait_and_fail(self, gate: str) -> StepResult:
+        _pass(gate)
+        raise RuntimeError("too late")
+
     def do_nonsense(self) -> Any:
         return {"observation": "not a StepResult"}
 
@@ -134,6 +147,15 @@ class Lab(Env):
         if self._log is not None:
             with self._log.open("a") as file:
                 file.write(f"{os.getpid()} {id(self)} {line}\n")
+
+
+class AsyncScorer(Lab):
+    """Scores with a coroutine alone."""
+
+    evaluate = Env.evaluate
+
+    async def aevaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [0.5] * len(trajectories)
 
 
 def _pass(gate: str) -> None:
@@ -156,3 +178,16 @@ def make_client() -> OpenEnvClient:
 
 def make_nothing() -> Any:
     return object()
+
+
+_Base = Env
+
+
+class Env(_Base):
+    """A user's class that is called as the base is."""
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        return StepResult()
+
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [0.5] * len(trajectories)

@@ -67,13 +67,16 @@ def test_mesh_gives_the_workers(cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "match"),
     [
-        ({"pool_size": 0}, "pool_size must be at least 1, found 0"),
-        ({"num_workers": -1}, "num_workers must not be negative, found -1"),
-        ({"device_mesh": Mesh(0)}, "world_size of device_mesh must be at least 1, found 0"),
+        ({"pool_size": 0}, "pool_size must be a whole number of at least 1, found 0"),
+        ({"num_workers": -1}, "num_workers must be a whole number of at least 0 or None, found -1"),
+        (
+            {"device_mesh": Mesh(0)},
+            "world_size of device_mesh must be a whole number .*, found 0",
+        ),
         ({"device_mesh": Mesh(2), "num_workers": 3}, "num_workers=3 disagrees"),
-        ({"step_timeout_s": 0}, "step_timeout_s must be positive"),
-        ({"reset_timeout_s": -1.0}, "reset_timeout_s must be positive"),
-        ({"lease_timeout_s": float("nan")}, "lease_timeout_s must be positive"),
+        ({"step_timeout_s": 0}, "step_timeout_s must be above 0, found 0"),
+        ({"reset_timeout_s": -1.0}, "reset_timeout_s must be above 0, found -1.0"),
+        ({"lease_timeout_s": float("nan")}, "lease_timeout_s must be above 0, found nan"),
     ],
 )
 def test_arguments_out_of_range_are_refused(kwargs: dict[str, Any], match: str) -> None:

@@ -11,6 +11,7 @@ from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
 from twinkle_agentic.envs.openenv.pool.requests import RequestMaker
 from twinkle_agentic.envs.openenv.pool.stragglers import Stragglers
 from twinkle_agentic.envs.openenv.pool.wire import as_result
+from twinkle_agentic.tools.limits import check_count, check_limit
 from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["BatchCalls"]
@@ -167,6 +168,9 @@ class BatchCalls:
         Returns:
             Slot -> result, in the order of arrival; fewer than asked for where no more run or the
             time is up.
+
+        Raises:
+            ValueError: `timeout_s` is no limit, or `min_results` no number of results.
         """
         return run_sync(self.acollect(min_results, timeout_s=timeout_s))
 
@@ -174,5 +178,7 @@ class BatchCalls:
         self, min_results: int | None = None, *, timeout_s: float | None = None
     ) -> dict[int, StepResult]:
         """Take late results without blocking the event loop; as `collect`."""
+        check_limit("timeout_s", timeout_s, allow_zero=True, allow_none=True)
+        check_count("min_results", min_results, at_least=0, allow_none=True)
         late = await self._stragglers.collect(min_results, timeout_s)
         return {slot: as_result(value) for slot, value in late.items()}

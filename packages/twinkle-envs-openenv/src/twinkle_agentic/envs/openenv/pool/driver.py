@@ -49,11 +49,21 @@ class SlotDriver:
         self.restarts = [0] * len(workers.shards)
         self._shard_size = len(workers.shards[0])
         self._incarnations: list[int | None] = [None] * len(workers.shards)
+        self._numbers: dict[int, int] = {}  # slot -> how many resets were asked for
         self._down: set[int] = set()
 
     def owner(self, slot: int) -> int:
         """Return the worker that holds a slot."""
         return slot // self._shard_size
+
+    def next_episode(self, slot: int) -> int:
+        """Count a reset: whatever was asked in a slot before it tells nothing of it any more."""
+        number = self._numbers[slot] = self.episode_of(slot) + 1
+        return number
+
+    def episode_of(self, slot: int) -> int:
+        """Return the number of the latest episode of a slot; 0 before the first."""
+        return self._numbers.get(slot, 0)
 
     def call(self, request: SlotRequest) -> Any:
         """Run one slot call and wait for it.
@@ -183,6 +193,8 @@ class SlotDriver:
         """Read the reply of one call and take note of what it says about the episode."""
         incarnation, value = unpack_reply(reply)
         self.note_incarnation(worker, incarnation)
+        if request.episode != self.episode_of(request.slot):
+            return value  # of a step that was still running when its slot was reset
         if not isinstance(value, Failure):
             if request.op == "reset":
                 self.lost.pop(request.slot, None)
@@ -201,7 +213,7 @@ class SlotDriver:
             failure = Failure(
                 text=str(error), retryable=not isinstance(error, WorkerGoneError), worker_lost=True
             )
-        self.lost.update(dict.fromkeys((request.slot for request in requests), failure))
+        self._note_lost(requests, failure)
         return failure
 
     def note_incarnation(self, worker: int, incarnation: int) -> None:
@@ -227,6 +239,11 @@ class SlotDriver:
         """Return why a call need not be sent: the episode of its slot is known to be gone."""
         return None if request.op == "reset" else self.lost.get(request.slot)
 
+    def _note_lost(self, requests: Sequence[SlotRequest], failure: Failure) -> None:
+        for request in requests:
+            if request.episode == self.episode_of(request.slot):
+                self.lost[request.slot] = failure
+
     def _may_retry(
         self, worker: int, request: SlotRequest, error: Exception, deadline: float
     ) -> bool:
@@ -243,12 +260,13 @@ class SlotDriver:
 
     def _give_up(self, requests: Sequence[SlotRequest]) -> None:
         for request in requests:
-            self.lost[request.slot] = Failure(
+            failure = Failure(
                 text=f"slot {request.slot}: the caller gave up on a running {request.op}, so the "
                 "state of the episode is unknown; reset the slot for a new one",
                 kind=ErrorKind.TIMEOUT.value,
                 retryable=True,
             )
+            self._note_lost([request], failure)
 
 
 def _left(deadline: float) -> float:

@@ -22,6 +22,7 @@ from twinkle_agentic.envs.openenv.pool.start import cut_into_shards, start_worke
 from twinkle_agentic.envs.openenv.pool.stats import WorkerStats, collect_stats
 from twinkle_agentic.envs.openenv.pool.stragglers import Stragglers
 from twinkle_agentic.envs.openenv.pool.wire import as_result, value_or_raise
+from twinkle_agentic.tools.limits import check_count, check_limit
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
@@ -121,8 +122,7 @@ class EnvPool(BatchCalls):
             "close_timeout_s": close_timeout_s,
         }
         for name, limit in limits.items():
-            if not limit > 0:
-                raise ValueError(f"{name} must be positive seconds, found {limit!r}")
+            check_limit(name, limit)
         self.pool_size = pool_size
         self.num_workers = world_size and len(shards)
         self.lease_timeout_s = lease_timeout_s
@@ -243,7 +243,9 @@ class EnvPool(BatchCalls):
 
         Raises:
             PoolError: The pool is closed, or all slots were given out by `get_adapters`.
+            ValueError: `timeout_s` is no limit.
         """
+        check_limit("timeout_s", timeout_s, allow_zero=True, allow_none=True)
         return self._adapter(None, lease_timeout_s=timeout_s)
 
     async def alease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
@@ -385,8 +387,7 @@ class EnvPool(BatchCalls):
 def _world_size(device_mesh: HasWorldSize | None, num_workers: int | None) -> int:
     """Return the number of workers asked for, 0 for none."""
     if device_mesh is None:
-        if num_workers is not None and num_workers < 0:
-            raise ValueError(f"num_workers must not be negative, found {num_workers!r}")
+        check_count("num_workers", num_workers, at_least=0, allow_none=True)
         return num_workers or 0
     size = device_mesh.world_size
     if num_workers is not None and num_workers != size:
@@ -394,6 +395,5 @@ def _world_size(device_mesh: HasWorldSize | None, num_workers: int | None) -> in
             f"num_workers={num_workers} disagrees with the device_mesh, whose world_size is "
             f"{size}: give one of them"
         )
-    if size < 1:
-        raise ValueError(f"the world_size of device_mesh must be at least 1, found {size!r}")
+    check_count("the world_size of device_mesh", size)
     return size

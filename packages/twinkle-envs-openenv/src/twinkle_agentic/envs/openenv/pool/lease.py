@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from twinkle_agentic.envs.errors import ErrorKind, PoolError
+from twinkle_agentic.tools.limits import check_limit
 
 __all__ = ["Leases"]
 
@@ -51,7 +52,9 @@ class Leases:
 
         Raises:
             PoolError: No slot within `timeout_s`, with `kind` `capacity`; or the pool is closed.
+            ValueError: `timeout_s` is no limit; 0 does not wait.
         """
+        check_limit("timeout_s", timeout_s, allow_zero=True)
         waiter = self._enqueued()
         try:
             return waiter.result(timeout_s)
@@ -63,6 +66,7 @@ class Leases:
 
     async def aacquire(self, timeout_s: float) -> int:
         """Take a slot without blocking the event loop; raises as `acquire`."""
+        check_limit("timeout_s", timeout_s, allow_zero=True)
         waiter = self._enqueued()
         if waiter.done():
             return waiter.result()

@@ -79,6 +79,7 @@ class RequestMaker:
             slot=slot,
             args=(trajectory, want_tools),
             timeout_s=self._reset_timeout_s,
+            episode=self._driver.next_episode(slot),
         )
 
     def step(self, slot: int, tool_name: str, arguments: Mapping[str, Any] | None) -> SlotRequest:
@@ -96,6 +97,7 @@ class RequestMaker:
             args=(tool_name, dict(arguments or {})),
             timeout_s=self._step_timeout_s,
             incarnation=self._driver.episodes.get(slot),
+            episode=self._driver.episode_of(slot),
         )
 
     def tools(self, slot: int) -> SlotRequest:
@@ -149,6 +151,7 @@ class RequestMaker:
             args=args,
             timeout_s=self._step_timeout_s,
             incarnation=self._driver.episodes.get(slot),
+            episode=self._driver.episode_of(slot),
         )
 
     def _checked_batch(self, slots: Sequence[int], **lists: Sequence[Any] | None) -> list[int]:

@@ -8,7 +8,6 @@ own. A thread that hangs is given up with the environments in it; their slots go
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 import time
@@ -16,9 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.envs.openenv.pool.wire import Failure, Op, SlotRequest, failure_of, pack_reply
+from twinkle_agentic.tools.coroutines import finish
 
 logger = logging.getLogger(__name__)
 
@@ -248,8 +248,8 @@ class SlotHost:
                 return self._reset(life, *call.args)
             if call.op == "make":
                 env = self._made(life)
-                return {"tools": _tools_or_none(env), "scores": _scores(env)}
-            return getattr(self._made(life), call.op)(*call.args[0], **call.args[1])
+                return {"tools": _tools_or_none(env), "scores": overrides_evaluate(env)}
+            return _called(self._made(life), call.op, *call.args[0], **call.args[1])
         except BaseException as error:
             failure = failure_of(error, f"slot {call.slot}: {call.op}")
             if call.op in ("step", "reset"):
@@ -268,7 +268,7 @@ class SlotHost:
             self._dispose(life)
         life.lost = None
         env = self._made(life)
-        result = _checked(env.reset(trajectory), "reset")
+        result = _checked(_called(env, "reset", trajectory), "reset")
         life.in_episode = True
         life.return_so_far = 0.0
         return (result, _tools_or_none(env)) if want_tools else result
@@ -291,7 +291,7 @@ class SlotHost:
         if env is None:
             return
         try:
-            env.close()
+            _called(env, "close")
         except BaseException as error:
             logger.warning("closing an environment failed: %r", error)
 
@@ -299,19 +299,21 @@ class SlotHost:
         return pack_reply(self._incarnation, value)
 
 
-def _checked(result: Any, op: str) -> StepResult:
-    """Take what an env returned for a result, so that no wrong number passes as a reward."""
-    info: Any
-    try:
-        observation, reward = result.observation, result.reward
-        done, info = result.done, result.info
-    except AttributeError:
-        raise TypeError(f"{op} must return a StepResult, found {result!r}") from None
-    if type(reward) is float and math.isfinite(reward) and type(info) is dict:
-        details = dict(cast("dict[str, Any]", info))
-        return StepResult(str(observation), reward, bool(done), details)
-    details = dict(cast("dict[str, Any]", info or {}))
-    return StepResult.scored(str(observation), reward, done=bool(done), info=details)
+def _checked(value: Any, op: str) -> StepResult:
+    """Put right what an env returned; raise where it is no result at all."""
+    result = as_step_result(value)
+    if isinstance(value, type) or not hasattr(value, "observation"):
+        raise TypeError(f"{op} must return a StepResult, found {value!r}")
+    return result
+
+
+def _called(env: Env, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method, or its async twin where an env has only that one of its own."""
+    cls, twin = type(env), f"a{name}"
+    inherited = getattr(cls, name) is getattr(Env, name)
+    if inherited and getattr(cls, twin, None) is not getattr(Env, twin, None):
+        return finish(getattr(env, twin)(*args, **kwargs))
+    return getattr(env, name)(*args, **kwargs)
 
 
 def _tools_or_none(env: Env) -> list[Any] | None:
@@ -319,11 +321,6 @@ def _tools_or_none(env: Env) -> list[Any] | None:
         return list(env.tools())
     except Exception:  # asked again, and reported, when somebody needs them
         return None
-
-
-def _scores(env: Env) -> bool:
-    """Tell whether an env scores trajectories itself."""
-    return type(env).evaluate is not Env.evaluate
 
 
 def _next_now(mailbox: queue.SimpleQueue[SlotCall | None]) -> SlotCall | None:

@@ -15,6 +15,7 @@ from twinkle_agentic.envs.openenv.pool.local_workers import LocalWorkers
 from twinkle_agentic.envs.openenv.pool.ray_workers import RayWorkers, import_ray
 from twinkle_agentic.envs.openenv.pool.wire import Failure, unpack_reply
 from twinkle_agentic.envs.openenv.pool.workers import Workers
+from twinkle_agentic.tools.limits import check_count
 
 __all__ = ["cut_into_shards", "pack_spec", "start_workers"]
 
@@ -40,10 +41,9 @@ def cut_into_shards(pool_size: int, world_size: int) -> list[range]:
         world_size: Number of workers; 0 makes one shard, for this process.
 
     Raises:
-        ValueError: `pool_size` is not positive.
+        ValueError: `pool_size` is no whole number of at least 1.
     """
-    if pool_size < 1:
-        raise ValueError(f"pool_size must be at least 1, found {pool_size!r}")
+    check_count("pool_size", pool_size)
     size = math.ceil(pool_size / max(1, world_size))
     return [range(start, min(start + size, pool_size)) for start in range(0, pool_size, size)]
 
@@ -63,8 +63,7 @@ def start_workers(
     """Start the workers and have each make one environment.
 
     Returns:
-        The workers, and the tools of the first environment (`None` where it cannot tell them
-        before a reset).
+        The workers, and what the first environment told of itself.
 
     Raises:
         PoolError: A worker cannot import or make the environment, or was not ready within

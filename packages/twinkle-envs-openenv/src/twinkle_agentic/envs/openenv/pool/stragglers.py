@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic.envs.openenv.hop import on_background
 from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
 from twinkle_agentic.envs.openenv.pool.wire import Failure, SlotRequest, pack_request
 
@@ -44,7 +45,7 @@ class Stragglers:
         Returns:
             The values in the order of the requests, `None` where a step still runs.
         """
-        return await _on_background(self._first(requests, min_results))
+        return await on_background(self._first(requests, min_results))
 
     async def collect(self, min_results: int | None, timeout_s: float | None) -> dict[int, Any]:
         """Wait for late results: for `min_results` of them, or all.
@@ -52,7 +53,7 @@ class Stragglers:
         Returns:
             Slot -> value, in the order of arrival; fewer than asked for when the time is up.
         """
-        return await _on_background(self._collect(min_results, timeout_s))
+        return await on_background(self._collect(min_results, timeout_s))
 
     async def _first(self, requests: Sequence[SlotRequest], min_results: int) -> list[Any]:
         values: list[Any] = [None] * len(requests)
@@ -136,10 +137,3 @@ class _Batch:
         while sum(value is not None for value in self.values) < min_results:
             self.news.clear()
             await self.news.wait()
-
-
-async def _on_background(work: Any) -> Any:
-    loop = background_loop()
-    if asyncio.get_running_loop() is loop:
-        return await work
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))

@@ -51,6 +51,8 @@ class SlotRequest(NamedTuple):
         args: Of the env's method.
         timeout_s: Seconds the call may take, queueing behind an earlier call of the slot included.
         incarnation: Of the worker that started the episode; `None` where no episode is needed.
+        episode: Which episode of the slot it belongs to, counted by the driver. The worker has no
+            use for it.
     """
 
     op: Op
@@ -58,6 +60,7 @@ class SlotRequest(NamedTuple):
     args: tuple[Any, ...] = ()
     timeout_s: float = 120.0
     incarnation: int | None = None
+    episode: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
