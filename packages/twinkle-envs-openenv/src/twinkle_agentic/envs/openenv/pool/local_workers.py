@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import pickle
 import queue
 import time
@@ -17,6 +16,8 @@ from twinkle_agentic.envs.openenv.pool.wire import SlotRequest
 from twinkle_agentic.envs.openenv.pool.worker import PoolWorker, WorkerSpec
 
 __all__ = ["LocalWorkers"]
+
+_LOOK_S = 0.5  # a signal that arrives on the way into a long wait would be acted on at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,9 @@ class LocalWorkers:
         loaded: Any = pickle.loads(argument)
         requests: list[SlotRequest] = loaded if method == "batch" else [loaded]
         arrivals: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
-        calls = [
-            self._worker.submit(request, functools.partial(_arrived, arrivals, position))
-            for position, request in enumerate(requests)
-        ]
+        calls = self._worker.submit_all(
+            requests, lambda position, reply: arrivals.put((position, reply))
+        )
         return _Begun(calls, arrivals, max(request.timeout_s for request in requests))
 
     def finish(self, worker: int, method: str, begun: _Begun, timeout_s: float) -> bytes:
@@ -58,11 +58,13 @@ class LocalWorkers:
         deadline = time.monotonic() + begun.limit_s
         replies: dict[int, bytes] = {}
         while len(replies) < len(begun.calls):
-            try:
-                position, reply = begun.arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 self._worker.expire(begun.calls, begun.limit_s)
-                position, reply = begun.arrivals.get()
+            try:
+                position, reply = begun.arrivals.get(timeout=min(max(0.01, left), _LOOK_S))
+            except queue.Empty:
+                continue
             replies[position] = reply
         ordered = [replies[position] for position in range(len(begun.calls))]
         return pickle.dumps(ordered) if method == "batch" else ordered[0]
@@ -84,8 +86,4 @@ class LocalWorkers:
 
     def shut_down(self) -> None:
         """Tell what is still open to close: nothing, where the pool was closed properly."""
-        self._worker.abandon()
-
-
-def _arrived(arrivals: queue.SimpleQueue[tuple[int, bytes]], position: int, reply: bytes) -> None:
-    arrivals.put((position, reply))
+        self._worker.tell_close()
