@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.errors import WorkerLostError
+from twinkle_agentic.envs.errors import PoolError, WorkerLostError
 from twinkle_agentic.envs.openenv.pool import EnvPool
 
 LAB = "pool_test_envs:Lab"
@@ -311,3 +311,36 @@ def test_pool_says_so_when_ray_was_shut_down_under_it() -> None:
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=110
     )
     assert done.stdout.startswith("Ray was shut down under the pool"), done.stderr
+
+
+@pytest.mark.slow
+def test_ray_that_a_pool_started_lives_as_long_as_any_pool_uses_it() -> None:
+    script = """
+    import ray
+    from twinkle_agentic.envs.openenv.pool import EnvPool
+    options = dict(address="local", num_cpus=2, include_dashboard=False)
+    first = EnvPool(1, env_factory="pool_test_envs:Lab", num_workers=1, ray_options=options)
+    second = EnvPool(1, env_factory="pool_test_envs:Lab", num_workers=1)
+    first.close()
+    print(second.reset(0).observation, ray.is_initialized())
+    second.close()
+    print(ray.is_initialized())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=110
+    )
+    assert done.stdout.splitlines() == ["ready [] True", "False"], done.stderr
+
+
+def test_workers_with_another_twinkle_agentic_are_told_by_its_file(
+    cluster: Any, tmp_path: Path
+) -> None:
+    other = tmp_path / "twinkle_agentic"
+    other.mkdir()
+    (other / "__init__.py").write_text("")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    options = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}, "max_restarts": 0}
+    with pytest.raises(PoolError, match="has no EnvPool worker") as raised:
+        EnvPool(1, env_factory="pool_test_envs:Lab", num_workers=1, worker_options=options)
+    assert str(other / "__init__.py") in str(raised.value)
+    assert "twinkle-envs-openenv" in str(raised.value)

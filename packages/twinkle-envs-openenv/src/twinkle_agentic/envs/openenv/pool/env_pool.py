@@ -68,8 +68,9 @@ class EnvPool(BatchCalls):
         worker_options: Ray actor options (`resources`, `runtime_env`, `scheduling_strategy`, ...),
             which win over the pool's.
         ray_options: Arguments of `ray.init`, where Ray is not initialised yet. By default the pool
-            joins the cluster that `RAY_ADDRESS` or this machine offers, else starts a local one,
-            and ends it in `close`.
+            joins the cluster that `RAY_ADDRESS` or this machine offers, whose nodes must have this
+            package, else starts a local one, which the last pool that is closed ends. To leave
+            other clusters alone: `{"address": "local"}`.
         step_timeout_s: Seconds a step may take; then the slot is lost.
         reset_timeout_s: Seconds a reset may take, the restart of its worker included.
         lease_timeout_s: Seconds `lease` and `acquire` wait for a free slot.

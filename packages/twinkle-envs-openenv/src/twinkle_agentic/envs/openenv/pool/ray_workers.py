@@ -15,6 +15,11 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError, WorkerLostError
+from twinkle_agentic.envs.openenv.pool.shared_ray import (
+    describe_installation,
+    join_ray,
+    leave_ray,
+)
 from twinkle_agentic.envs.openenv.pool.worker import PoolWorker
 from twinkle_agentic.envs.openenv.pool.workers import WorkerGoneError
 
@@ -58,10 +63,9 @@ class RayWorkers:
         self._ray = import_ray()
         self._errors: Any = importlib.import_module("ray.exceptions")
         self.shards = shards
-        self._started_ray = False
-        if not self._ray.is_initialized():
-            _init_ray(self._ray, num_cpus * len(shards), ray_options)
-            self._started_ray = True
+        self._worker_options = worker_options
+        cpus_needed = num_cpus * len(shards)
+        join_ray(self, self._ray, lambda: _init_ray(self._ray, cpus_needed, ray_options))
         options = {**_ACTOR_OPTIONS, "num_cpus": num_cpus, **worker_options}
         self._actors: list[Any] = []
         self._recycling: set[int] = set()
@@ -108,6 +112,10 @@ class RayWorkers:
         free: dict[str, float] = self._ray.available_resources()
         return f"the cluster has {free.get('CPU', 0):g} CPUs free"
 
+    def describe_installation(self) -> str:
+        """Say how the `twinkle_agentic` of the workers differs from this one, if it does."""
+        return describe_installation(self._ray, self._worker_options)
+
     def recycle(self, worker: int) -> None:
         """Restart a worker that answers nothing: native code may hold the interpreter for ever."""
         with self._lock:
@@ -119,14 +127,13 @@ class RayWorkers:
         ).start()
 
     def shut_down(self) -> None:
-        """Kill the actors, and Ray where this pool started it."""
+        """Kill the actors, and Ray where a pool started it and no other pool uses it."""
         if self._ray.is_initialized():
             for actor in self._actors:
                 with contextlib.suppress(Exception):  # it may be dead already
                     self._ray.kill(actor)
-            if self._started_ray:
-                self._ray.shutdown()
         self._actors = []
+        leave_ray(self, self._ray)
 
     def _submitted(self, worker: int, method: str, argument: Any) -> Any:
         # A `remote` call without a running Ray would quietly start a new one.

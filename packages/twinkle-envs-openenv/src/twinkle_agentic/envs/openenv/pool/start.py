@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic.envs.background import run_sync
-from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError
+from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError, WorkerLostError
 from twinkle_agentic.envs.openenv.pool.factory import EnvFactory, refuse_network_client
 from twinkle_agentic.envs.openenv.pool.local_workers import LocalWorkers
 from twinkle_agentic.envs.openenv.pool.ray_workers import RayWorkers, import_ray
@@ -85,9 +85,15 @@ def start_workers(
     try:
         first = run_sync(_all_started(workers, timeout_s))
     except BaseException as error:
+        room = other = ""
+        if isinstance(workers, RayWorkers) and isinstance(error, EnvTimeoutError):
+            room = f"; {workers.describe_room()}"
+        elif isinstance(workers, RayWorkers) and isinstance(error, WorkerLostError):
+            other = workers.describe_installation()
         workers.shut_down()
+        if other:
+            raise PoolError(f"the workers of the pool cannot start: {other}") from error
         if isinstance(error, EnvTimeoutError):
-            room = f"; {workers.describe_room()}" if isinstance(workers, RayWorkers) else ""
             raise PoolError(
                 f"the {len(shards)} workers of the pool were not ready within {timeout_s:g} s"
                 f"{room}: lower num_cpus (now {num_cpus:g}), or raise start_timeout_s"
