@@ -358,3 +358,26 @@ def test_results_in_process() -> None:
     assert read_result("text").observation == "text"
     with pytest.raises(EnvError, match="expected an OpenEnv Observation"):
         read_result(3)
+
+
+@pytest.mark.parametrize("limit", [float("inf"), float("nan"), 0, -1, True, "5", 1e12])
+@pytest.mark.parametrize(
+    "name",
+    ["connect_timeout_s", "message_timeout_s", "close_timeout_s", "ping_interval_s"],
+)
+def test_limits_that_bound_nothing_are_refused(name: str, limit: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be above 0.*, found"):
+        OpenEnvClient("x", base_url=BASE, **{name: limit})
+
+
+@pytest.mark.parametrize("name", ["max_message_bytes", "max_action_bytes", "max_observation_chars"])
+@pytest.mark.parametrize("count", [0, -1, 1.5, float("inf"), True])
+def test_sizes_that_are_no_whole_number_are_refused(name: str, count: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1.*, found"):
+        OpenEnvClient("x", base_url=BASE, **{name: count})
+
+
+def test_waiting_for_room_may_be_turned_off() -> None:
+    OpenEnvClient("x", base_url=BASE, capacity_timeout_s=0, ping_interval_s=None)
+    with pytest.raises(ValueError, match="capacity_timeout_s must be at least 0, found nan"):
+        OpenEnvClient("x", base_url=BASE, capacity_timeout_s=float("nan"))
