@@ -6,7 +6,6 @@ The choice of the library, with figures: docs/decisions/0002-http-stack.md.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Mapping
@@ -22,6 +21,7 @@ from twinkle_agentic.protocol.errors import (
     ApiErrorKind,
     ApiReplyError,
 )
+from twinkle_agentic.tools.hosts import is_loopback
 
 __all__ = ["HttpTransport", "connection_limit", "proxy_for"]
 
@@ -170,13 +170,8 @@ def proxy_for(url: str) -> str | None:
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
+    if is_loopback(host):
         return None
-    try:
-        if ipaddress.ip_address(host).is_loopback:
-            return None
-    except ValueError:
-        pass
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(host):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
+
+from twinkle_agentic.tools.hosts import is_loopback
 
 __all__ = ["ServerAddress"]
 
@@ -52,14 +53,5 @@ class ServerAddress:
         return cls(
             websocket_url=urlunsplit((websocket, parts.netloc, f"{path}/ws", parts.query, "")),
             http_url=urlunsplit((http, parts.netloc, path, "", "")),
-            is_loopback=_is_loopback(parts.hostname),
+            is_loopback=is_loopback(parts.hostname),
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from twinkle_agentic.tools.hosts import is_loopback
+
 __all__ = ["Probe", "probe_model", "probe_openenv", "probe_sandboxes"]
 
 
@@ -74,7 +76,7 @@ def _probe(
         return Probe(name=name, url=url, ok=ok, detail=detail, seconds=time.monotonic() - start)
 
     try:
-        loopback = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+        loopback = is_loopback(urlsplit(url).hostname)
         with httpx.Client(timeout=timeout_s, trust_env=not loopback) as client:
             response = client.get(url.rstrip("/") + path, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
