@@ -180,14 +180,18 @@ def make_nothing() -> Any:
     return object()
 
 
-_Base = Env
-
-
-class Env(_Base):
+def _named_env() -> type[Env]:
     """A user's class that is called as the base is."""
 
-    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
-        return StepResult()
+    class Shadow(Env):
+        def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+            return StepResult()
 
-    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
-        return [0.5] * len(trajectories)
+        def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+            return [0.5] * len(trajectories)
+
+    Shadow.__name__ = Shadow.__qualname__ = "Env"
+    return Shadow
+
+
+NamedEnv = _named_env()

@@ -113,7 +113,7 @@ def test_results_are_put_right_as_everywhere(
     assert error is None or error in result.info["error"]
 
 
-@pytest.mark.parametrize("factory", ["AsyncScorer", "Env"])
+@pytest.mark.parametrize("factory", ["AsyncScorer", "NamedEnv"])
 def test_own_evaluate_is_used_however_it_is_written(factory: str) -> None:
     with EnvPool(1, env_factory=f"pool_test_envs:{factory}") as pool:
         (env,) = pool.get_adapters(1)
