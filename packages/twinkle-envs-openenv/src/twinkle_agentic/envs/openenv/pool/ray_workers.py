@@ -20,7 +20,7 @@ from twinkle_agentic.envs.openenv.pool.shared_ray import (
     join_ray,
     leave_ray,
 )
-from twinkle_agentic.envs.openenv.pool.worker import PoolWorker
+from twinkle_agentic.envs.openenv.pool.thread_worker import ThreadWorker
 from twinkle_agentic.envs.openenv.pool.workers import WorkerGoneError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,10 @@ __all__ = ["RayWorkers", "import_ray"]
 _PING_TIMEOUT_S = 5.0
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 _OBJECT_STORE_BYTES = 256 * 2**20  # of a Ray that the pool starts; what crosses is text
+_SPARE_THREADS = 16
+_CONTROL = "pool-control"
+_CONTROL_GROUP = {_CONTROL: 2}
+_CONTROL_METHODS = frozenset({"stats", "close"})
 _ACTOR_OPTIONS: dict[str, Any] = {
     "max_restarts": -1,
     "max_task_retries": 0,  # a step must not run twice
@@ -66,15 +70,22 @@ class RayWorkers:
         self._worker_options = worker_options
         cpus_needed = num_cpus * len(shards)
         join_ray(self, self._ray, lambda: _init_ray(self._ray, cpus_needed, ray_options))
-        options = {**_ACTOR_OPTIONS, "num_cpus": num_cpus, **worker_options}
+        groups: Mapping[str, int] = worker_options.get("concurrency_groups") or {}
+        options: dict[str, Any] = {
+            **_ACTOR_OPTIONS,
+            "num_cpus": num_cpus,
+            **worker_options,
+            "concurrency_groups": {**groups, **_CONTROL_GROUP},
+        }
         self._actors: list[Any] = []
         self._recycling: set[int] = set()
         self._lock = threading.Lock()
         try:
             for shard in shards:
-                # Room for every slot at once, for callers that queue behind them, and for `stats`.
-                concurrency = {"max_concurrency": max(1_000, 4 * len(shard))}
-                actor_class = self._ray.remote(**{**concurrency, **options})(PoolWorker)
+                # A thread for the call of each slot, and for one more behind it where the caller
+                # of the first was interrupted; a batch takes a single one.
+                concurrency = {"max_concurrency": 2 * len(shard) + _SPARE_THREADS}
+                actor_class = self._ray.remote(**{**concurrency, **options})(ThreadWorker)
                 self._actors.append(actor_class.remote(shard.start, shard.stop, spec, slot_threads))
         except Exception as error:
             self.shut_down()
@@ -139,8 +150,10 @@ class RayWorkers:
         # A `remote` call without a running Ray would quietly start a new one.
         if not self._actors or not self._ray.is_initialized():
             raise PoolError("Ray was shut down under the pool: make a new pool after ray.init()")
-        remote = getattr(self._actors[worker], method).remote
-        return remote() if argument is None else remote(argument)
+        bound = getattr(self._actors[worker], method)
+        if method in _CONTROL_METHODS:  # they get through while every slot is busy
+            bound = bound.options(concurrency_group=_CONTROL)
+        return bound.remote() if argument is None else bound.remote(argument)
 
     @contextlib.contextmanager
     def _typed_errors(self, worker: int, method: str, timeout_s: float) -> Generator[None]:

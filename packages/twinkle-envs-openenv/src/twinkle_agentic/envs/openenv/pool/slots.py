@@ -30,13 +30,14 @@ _KEPT_STEP_TIMES = 2_048  # per worker, for the percentiles
 class SlotCall:
     """One call on its way through a slot; `on_done` gets the packed reply once, in any thread."""
 
-    __slots__ = ("args", "finished", "incarnation", "life", "on_done", "op", "slot")
+    __slots__ = ("args", "episode", "finished", "incarnation", "life", "on_done", "op", "slot")
 
     def __init__(self, request: SlotRequest, on_done: Callable[[bytes], None]) -> None:
         self.op: Op = request.op
         self.slot = request.slot
         self.args = request.args
         self.incarnation = request.incarnation
+        self.episode = request.episode
         self.on_done = on_done
         self.finished = False
         self.life: _Life | None = None
@@ -102,16 +103,26 @@ class SlotHost:
         shared = _Lane()
         self._lives = {slot: _Life(_Lane() if slot_threads else shared) for slot in slots}
         self._open_calls = dict.fromkeys(slots, 0)
+        self._episodes = dict.fromkeys(slots, 0)  # of the latest reset, as the driver counts them
 
     def submit(self, call: SlotCall) -> None:
-        """Queue a call; the calls of one slot run in order."""
+        """Queue a call; the calls of one slot run in order.
+
+        What a later reset of the slot has overtaken on the way here is refused.
+        """
         with self._lock:
-            if not self._closed:
+            overtaken = call.op in ("reset", "step") and call.episode < self._episodes[call.slot]
+            if not self._closed and not overtaken:
+                if call.op == "reset":
+                    self._episodes[call.slot] = call.episode
                 self._open_calls[call.slot] += 1
                 self._queue(call)
                 return
         call.finished = True
-        call.on_done(self._packed(Failure(text=f"slot {call.slot}: the pool is closed")))
+        why = (
+            f"the slot was reset before this {call.op} began" if overtaken else "the pool is closed"
+        )
+        call.on_done(self._packed(Failure(text=f"slot {call.slot}: {why}")))
 
     def expire(self, call: SlotCall, after_s: float) -> None:
         """Give up on a call that is not finished: its episode is lost, its thread abandoned."""

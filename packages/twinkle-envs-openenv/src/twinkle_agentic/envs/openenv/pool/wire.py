@@ -51,8 +51,8 @@ class SlotRequest(NamedTuple):
         args: Of the env's method.
         timeout_s: Seconds the call may take, queueing behind an earlier call of the slot included.
         incarnation: Of the worker that started the episode; `None` where no episode is needed.
-        episode: Which episode of the slot it belongs to, counted by the driver. The worker has no
-            use for it.
+        episode: Which episode of the slot it belongs to, counted by the driver: a call that a later
+            reset has overtaken is refused.
     """
 
     op: Op

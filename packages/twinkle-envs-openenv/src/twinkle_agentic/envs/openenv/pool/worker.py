@@ -1,8 +1,7 @@
-"""The worker of a shard: the same object is a Ray actor or lives in the driver.
+"""The worker of a shard: what it does wherever it runs, and the one that lives in the driver.
 
-All methods are coroutines, so one event loop holds any number of calls in flight; the environments
-run in the threads of the slots. Measured against an actor with a thread per call: the same speed,
-and no second thread per slot.
+The environments run in the threads of the slots; `PoolWorker` awaits them on the loop of its
+caller, and `thread_worker.ThreadWorker` waits for them in threads of Ray.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from twinkle_agentic.envs.openenv.pool.wire import (
     pack_reply,
 )
 
-__all__ = ["PoolWorker", "WorkerSpec"]
+__all__ = ["PoolWorker", "ShardSlots", "WorkerSpec"]
 
 WorkerSpec = bytes | tuple[EnvFactory | None, Mapping[str, Any]]
 
@@ -36,8 +35,8 @@ WorkerSpec = bytes | tuple[EnvFactory | None, Mapping[str, Any]]
 _CLOSE_POLL_S = 0.01
 
 
-class PoolWorker:
-    """Serves the slots `[start, end)`.
+class ShardSlots:
+    """The slots `[start, end)` of one worker. Thread-safe.
 
     The constructor never raises: what is wrong with the factory is the answer of `start` and of
     every call.
@@ -51,8 +50,6 @@ class PoolWorker:
 
     def __init__(self, start: int, end: int, spec: WorkerSpec, slot_threads: bool) -> None:
         self._range = range(start, end)
-        self._batches: dict[int, _Batch] = {}
-        self._next_token = 0
         self._incarnation = random.SystemRandom().getrandbits(31)
         self._broken: Failure | None = None
         self._host: SlotHost | None = None
@@ -66,9 +63,63 @@ class PoolWorker:
                 start, end, make_env, slot_threads=slot_threads, incarnation=self._incarnation
             )
 
+    def submit(self, request: SlotRequest, on_done: Callable[[bytes], None]) -> SlotCall:
+        """Queue a call in the thread of its slot; `on_done` gets the packed reply in any thread."""
+        call = SlotCall(request, on_done)
+        if self._host is None:
+            call.finished = True
+            on_done(pack_reply(self._incarnation, self._broken))
+        else:
+            self._host.submit(call)
+        return call
+
+    def submit_all(
+        self, requests: Sequence[SlotRequest], on_done: Callable[[int, bytes], None]
+    ) -> list[SlotCall]:
+        """Queue many calls; `on_done` gets the position of each and its packed reply."""
+        return [
+            self.submit(request, functools.partial(on_done, position))
+            for position, request in enumerate(requests)
+        ]
+
+    def expire(self, calls: Sequence[SlotCall], after_s: float) -> None:
+        """Give up on those of the calls that are not finished; they get a reply that says so."""
+        if self._host is not None:
+            for call in calls:
+                if not call.finished:
+                    self._host.expire(call, after_s)
+
+    def tell_close(self) -> None:
+        """Tell all environments to close, each in its thread, and wait for none."""
+        if self._host is not None:
+            self._host.close()
+
+    def first_make(self, timeout_s: float) -> SlotRequest:
+        """Return the request that makes the first environment: a wrong setting shows at once."""
+        return SlotRequest(op="make", slot=self._range.start, timeout_s=timeout_s)
+
+    def figures(self) -> bytes:
+        """Return pickled figures of this worker."""
+        figures: dict[str, Any] = {} if self._host is None else self._host.stats()
+        return pickle.dumps({"incarnation": self._incarnation, "pid": os.getpid(), **figures})
+
+    @property
+    def num_open(self) -> int:
+        """Threads of slots that still run."""
+        return 0 if self._host is None else self._host.num_open
+
+
+class PoolWorker(ShardSlots):
+    """Serves its slots on the event loop that calls it; one loop holds any number of calls."""
+
+    def __init__(self, start: int, end: int, spec: WorkerSpec, slot_threads: bool) -> None:
+        super().__init__(start, end, spec, slot_threads)
+        self._batches: dict[int, _Batch] = {}
+        self._next_token = 0
+
     async def start(self, timeout_s: float) -> bytes:
         """Make the first environment and return its tools: a wrong setting shows at once."""
-        return await self._one(SlotRequest(op="make", slot=self._range.start, timeout_s=timeout_s))
+        return await self._one(self.first_make(timeout_s))
 
     async def call(self, request: bytes) -> bytes:
         """Run one slot call; returns a packed reply."""
@@ -101,41 +152,16 @@ class PoolWorker:
 
     async def stats(self) -> bytes:
         """Return pickled figures of this worker."""
-        figures: dict[str, Any] = {} if self._host is None else self._host.stats()
-        return pickle.dumps({"incarnation": self._incarnation, "pid": os.getpid(), **figures})
+        return self.figures()
 
     async def close(self, timeout_s: float) -> int:
         """Close all environments; returns how many did not close within `timeout_s`."""
-        if self._host is None:
-            return 0
         deadline = time.monotonic() + timeout_s
-        self._host.close()
+        self.tell_close()
         # Threads end without telling a loop.
-        while self._host.num_open and time.monotonic() < deadline:  # noqa: ASYNC110
+        while self.num_open and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_CLOSE_POLL_S)
-        return self._host.num_open
-
-    def submit(self, request: SlotRequest, on_done: Callable[[bytes], None]) -> SlotCall:
-        """Queue a call in the thread of its slot; `on_done` gets the packed reply in any thread."""
-        call = SlotCall(request, on_done)
-        if self._host is None:
-            call.finished = True
-            on_done(pack_reply(self._incarnation, self._broken))
-        else:
-            self._host.submit(call)
-        return call
-
-    def expire(self, calls: Sequence[SlotCall], after_s: float) -> None:
-        """Give up on those of the calls that are not finished; they get a reply that says so."""
-        if self._host is not None:
-            for call in calls:
-                if not call.finished:
-                    self._host.expire(call, after_s)
-
-    def abandon(self) -> None:
-        """Tell all environments to close, and wait for none."""
-        if self._host is not None:
-            self._host.close()
+        return self.num_open
 
     async def _one(self, request: SlotRequest) -> bytes:
         batch = self._begin([request])
