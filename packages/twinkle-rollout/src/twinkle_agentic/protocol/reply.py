@@ -174,7 +174,7 @@ def _message(choice: Any, body: bytes) -> dict[str, Any]:
     reasoning = given.get("reasoning_content") or given.get("reasoning")
     if reasoning:
         message["reasoning_content"] = reasoning
-    for name in ("refusal", "tool_calls"):
+    for name in ("refusal", "tool_calls", "function_call"):
         if given.get(name):
             message[name] = given[name]
     finish = fields_of(choice).get("finish_reason")

@@ -27,6 +27,7 @@ from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
 from twinkle_agentic.rollout.waiting import bounded
+from twinkle_agentic.tools.coroutines import is_cancelled
 from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = ["APIMultiTurnRollout"]
@@ -180,6 +181,7 @@ class APIMultiTurnRollout(Rollout):
         self._api_threads = ThreadPool(max(max_threads, concurrency or 4096))
         self._reset_threads = ThreadPool(max_threads)
         self._close_threads = ThreadPool(max_threads)
+        self._live_envs: set[int] = set()
         self._trace_threads = ThreadPool(4)
 
     @property
@@ -252,6 +254,7 @@ class APIMultiTurnRollout(Rollout):
             reset_pool=self._reset_threads,
             step_pool=self._threads,
             close_pool=self._close_threads,
+            live_envs=self._live_envs,
         )
         places = asyncio.Semaphore(
             descriptor_limit(min(self.concurrency or len(given), len(given)))
@@ -267,8 +270,11 @@ class APIMultiTurnRollout(Rollout):
                 episode = Episode(plan, given[position], tools)
                 try:
                     out = await episode.run()
-                except Exception as error:
-                    # A fault of ours must cost one trajectory, not the batch.
+                except BaseException as error:
+                    if isinstance(error, KeyboardInterrupt) or is_cancelled():
+                        raise
+                    # A fault of ours, or an exception that nothing expects to be raised, must cost
+                    # one trajectory, not the batch.
                     logger.exception("trajectory %d ended by an unexpected error", position)
                     out = episode.lost(error)
             out["timing"] = {"queued": waited, **out["timing"]}
@@ -322,10 +328,8 @@ async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -
         answer = on_done(out)
         if inspect.isawaitable(answer):
             await bounded(answer, _CALLBACK_S)
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+    except BaseException as error:
+        # Cancelled by itself it fails like any other, but not cancelled with us or by Ctrl-C.
+        if isinstance(error, KeyboardInterrupt) or is_cancelled():
             raise
-        logger.exception("on_done was cancelled")  # by itself: the rollout goes on
-    except (Exception, SystemExit):
         logger.exception("on_done failed")

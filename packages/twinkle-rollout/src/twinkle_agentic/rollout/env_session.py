@@ -6,12 +6,12 @@ import asyncio
 import contextvars
 import inspect
 import logging
-import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, cast
 
-from twinkle_agentic.envs.base import Env
+from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
 from twinkle_agentic.rollout.types import EnvFactory, ResetObservation
 from twinkle_agentic.rollout.waiting import bounded
@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_LATE_CLOSE_S = 60.0  # for the close of an env that nobody waits for any more
 
 
 async def make_env(
@@ -63,14 +65,13 @@ async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
         Exception: Whatever `reset` raised.
     """
     given = dict(trajectory)
-    if _has_native(env, "areset"):
-        return await _within(env.areset(given), timeout_s, "reset")
-
-    future = current_pool().submit(env.reset, given)
 
     def close_again(_: Any) -> None:
         _close_late(env)
 
+    if _has_native(env, "areset"):
+        return await _within(env.areset(given), timeout_s, "reset", late=close_again)
+    future = current_pool().submit(env.reset, given)
     try:
         return await _finished(future, timeout_s=timeout_s, what="reset")
     except (EnvTimeoutError, asyncio.CancelledError):
@@ -92,16 +93,14 @@ async def score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
         scores = await _within(env.aevaluate(given), timeout_s, "evaluate")
     else:
         scores = await _blocking(env.evaluate, given, timeout_s=timeout_s, what="evaluate")
-    try:
-        (score,) = scores
-        number = float(score)
-    except (TypeError, ValueError) as error:
-        raise EnvError(
-            f"evaluate must return one number per trajectory, found {scores!r}"
-        ) from error
-    if not math.isfinite(number):
-        raise EnvError(f"evaluate must return a finite number, found {score!r}")
-    return number
+    given_scores: Any = scores.tolist() if hasattr(scores, "tolist") else scores
+    if not isinstance(given_scores, (list, tuple)) or len(cast("list[Any]", given_scores)) != 1:
+        raise EnvError(f"evaluate must return one number per trajectory, found {scores!r}")
+    # The rule for step rewards holds here too: text is no number, NaN is none either.
+    checked = StepResult.scored("", cast("list[Any]", given_scores)[0])
+    if checked.error or checked.info.get("reward_missing"):
+        raise EnvError(f"evaluate must return finite numbers, found {scores!r}")
+    return checked.reward
 
 
 def add_observation(
@@ -154,10 +153,13 @@ async def close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | No
 
 
 async def _close(env: Any) -> None:
-    if hasattr(env, "aclose"):
-        await env.aclose()
-    elif hasattr(env, "close"):
-        await current_pool().run(env.close)
+    try:
+        if hasattr(env, "aclose"):
+            await env.aclose()
+        elif hasattr(env, "close"):
+            await current_pool().run(env.close)
+    except TimeoutError as error:  # its own, not the limit of the wait
+        raise EnvError(f"TimeoutError: {error}") from error
 
 
 def _has_native(env: Any, name: str) -> bool:
@@ -205,8 +207,8 @@ async def _finished(future: Future[Any], *, timeout_s: float | None, what: str) 
     try:
         return await bounded(asyncio.wrap_future(future), timeout_s)
     except TimeoutError as error:
-        if future.done() and not future.cancelled() and future.exception() is error:
-            raise
+        if future.done() and not future.cancelled():
+            raise  # its own
         current_pool().abandon(future)
         raise EnvTimeoutError(f"{what} gave no result within {timeout_s or 0:g} s") from error
     except asyncio.CancelledError:
@@ -232,7 +234,9 @@ def _when_late(
 def _close_late(env: Any) -> None:
     def close() -> None:
         try:
-            if hasattr(env, "close"):
+            if _has_native(env, "aclose") and not _has_native(env, "close"):
+                run_sync(bounded(env.aclose(), _LATE_CLOSE_S))
+            elif hasattr(env, "close"):
                 env.close()
         except Exception:
             logger.warning("an env that came too late could not be closed", exc_info=True)

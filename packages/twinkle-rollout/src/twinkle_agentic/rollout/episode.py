@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -120,6 +121,7 @@ class Episode:
                 if self._stop is None:
                     await self._converse()
                 await self._score()
+                self._check_return()
             except Exception as error:  # a fault of ours: still only this trajectory's
                 logger.exception("a trajectory ended by an unexpected error")
                 self._lose(error)
@@ -128,12 +130,12 @@ class Episode:
                 await self._timed("close", self._close())
         return self._output()
 
-    def lost(self, error: Exception) -> dict[str, Any]:
+    def lost(self, error: BaseException) -> dict[str, Any]:
         """Return the trajectory as ended by a fault in the rollout itself."""
         self._lose(error)
         return self._output()
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: BaseException) -> None:
         self._stop = StopReason.API_ERROR
         self._failure = Failure(f"{type(error).__name__}: {error}", "internal")
 
@@ -250,6 +252,8 @@ class Episode:
         self._messages.append(reply.message)
         self._wire.append(reply.wire)
         self._tokens.add(self._turns, completion)
+        if reply.dropped_calls:
+            self._toolbox.errors["too_many_calls"] += reply.dropped_calls
         if finish in ("abort", "error"):
             self._end(
                 StopReason.API_ERROR,
@@ -266,14 +270,15 @@ class Episode:
             )
         elif reply.calls:
             self._check_length()
-        if self._tools and looks_like_call(reply.message.get("content")):
+        text_call = bool(self._tools) and looks_like_call(reply.message.get("content"))
+        if text_call or reply.unreadable_calls:
             self._unparsed += 1
             if not reply.calls and self._stop is None:
                 self._end(
                     StopReason.STOP,
                     Failure(
-                        "the model wrote a tool call that the server left as text: check its "
-                        "tool-call parser",
+                        "the model made a tool call that the server left as text or lost: check "
+                        "its tool-call parser",
                         "unparsed_tool_call",
                     ),
                 )
@@ -354,6 +359,13 @@ class Episode:
         except Exception as error:
             self._stop = StopReason.ENV_ERROR
             self._failure = failure_of(error, default="env")
+
+    def _check_return(self) -> None:
+        """Flag step rewards whose sum is no number any more."""
+        total = self._reward()
+        if total is not None and not math.isfinite(total):
+            self._stop = StopReason.ENV_ERROR
+            self._failure = Failure(f"the rewards of the episode add up to {total!r}", "env")
 
     async def _close(self) -> None:
         try:

@@ -16,11 +16,23 @@ from typing import Any, NoReturn, cast
 from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.tools.text import clean_text, to_text
 
-__all__ = ["NOT_EXECUTED", "Reply", "looks_like_call", "read_reply", "tool_message", "wire_history"]
+__all__ = [
+    "MAX_CALLS",
+    "NOT_EXECUTED",
+    "Reply",
+    "looks_like_call",
+    "read_reply",
+    "tool_message",
+    "wire_history",
+]
 
 NOT_EXECUTED = "Error: not executed"
 """How the answer to a call that was never run begins."""
 
+MAX_CALLS = 128
+"""Calls taken of one message; a model that loops can write a million, each a step of its env."""
+
+_CALL_FINISHES = frozenset({"tool_calls", "function_call"})
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the protocol's rule for function names
 _CALL_MARKS = re.compile(
     r"<tool_calls?>|<function_calls?>|<function=|<\|tool_call|<\|python_tag\|>|\[TOOL_CALLS\]"
@@ -40,6 +52,8 @@ class Reply:
         calls: To execute, in order: the model's own name and arguments, with the ids of `message`.
         finish_reason: As the server said.
         repaired: Whether `message` differs from what the model wrote.
+        dropped_calls: Calls beyond `MAX_CALLS`, which are neither kept nor executed.
+        unreadable_calls: The server says that there are calls, but there is none to read.
     """
 
     message: dict[str, Any]
@@ -47,6 +61,8 @@ class Reply:
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     finish_reason: str | None = None
     repaired: bool = False
+    dropped_calls: int = 0
+    unreadable_calls: bool = False
 
 
 def read_reply(
@@ -71,6 +87,9 @@ def read_reply(
     repaired = content != (given.get("content") or "")
     calls: list[dict[str, Any]] = []
     raw_calls = _call_list(given.get("tool_calls"))
+    dropped = max(0, len(raw_calls) - MAX_CALLS)
+    raw_calls = raw_calls[:MAX_CALLS]
+    repaired = repaired or dropped > 0
     if raw_calls and keep_calls:
         valid: list[dict[str, Any]] = []
         for position, raw in enumerate(raw_calls):
@@ -87,7 +106,17 @@ def read_reply(
         if given.get(name):
             message[name] = given[name]
     finish: Any = given.get("finish_reason")
-    return Reply(message, wire, calls, None if finish is None else str(finish), repaired)
+    promised = given.get("tool_calls") or given.get("function_call")
+    lost = not raw_calls and keep_calls and bool(promised or finish in _CALL_FINISHES)
+    return Reply(
+        message,
+        wire,
+        calls,
+        None if finish is None else str(finish),
+        repaired or lost,
+        dropped_calls=dropped,
+        unreadable_calls=lost,
+    )
 
 
 def wire_history(

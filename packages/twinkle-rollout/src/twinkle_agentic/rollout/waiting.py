@@ -47,8 +47,7 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
     """Await other people's code for a limited time.
 
     It runs in a task of its own: code that swallows its cancellation does not hold the caller, and
-        one that
-    raises `SystemExit` does not stop the event loop.
+    code that raises `SystemExit` or the like does not stop the event loop.
 
     Args:
         work: A coroutine or future.
@@ -56,8 +55,8 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
 
     Raises:
         TimeoutError: The time passed. The work was cancelled, and given a second to clean up.
-        BlockingCallError: The work raised `SystemExit` or `KeyboardInterrupt`, or was cancelled
-            from inside.
+        BlockingCallError: The work raised something that is no `Exception` (`SystemExit`, a panic
+            of an extension module), or was cancelled from inside.
     """
     task: asyncio.Task[T] = asyncio.ensure_future(_contained(work))
     try:
@@ -76,8 +75,10 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
 async def _contained(work: Awaitable[T]) -> T:
     try:
         return await work
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise BlockingCallError(f"the call raised {error!r}") from error
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise  # the last one also ends a coroutine that nobody awaits any more
+    except BaseException as error:
+        raise BlockingCallError(f"the call raised {type(error).__name__}: {error}") from error
 
 
 async def _give_up(task: asyncio.Task[Any]) -> None:

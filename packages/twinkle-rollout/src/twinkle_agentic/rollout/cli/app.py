@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from twinkle_agentic.rollout.cli.refusal import EXIT_INTERRUPTED, EXIT_REFUSED, RefusedError
 
@@ -21,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="From a model endpoint and environments to scored trajectories.\n\n"
     "Exit codes: 0 all is well, 1 the work is done but something in it failed, "
-    "2 the input was refused before anything started, 130 interrupted.",
+    "2 the input was refused before anything started, 128 + n ended by signal n (130: Ctrl-C).",
 )
 
 
@@ -202,20 +207,36 @@ def sweep(
     )
 
 
+class _Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, made to end a command as Ctrl-C does: with everything closed."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.exit_code = 128 + signum  # as shells report it
+
+
+def _stop(signum: int, _: FrameType | None) -> None:
+    raise _Stopped(signum)
+
+
 def _exit(command: Callable[[Console], int]) -> None:
     """Run a command and end the process with its exit code."""
     from twinkle_agentic.rollout.cli.servers import ServerError
 
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _stop)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a table must not fail on an ASCII terminal
     console, errors = Console(), Console(stderr=True)
     try:
         code = command(console)
-    except RefusedError as refusal:
-        errors.print(f"[red]error:[/] {str(refusal).replace('[', chr(92) + '[')}", soft_wrap=True)
+    except (RefusedError, ServerError) as refusal:
+        errors.print(f"[red]error:[/] {escape(str(refusal))}", soft_wrap=True)
         code = EXIT_REFUSED
-    except ServerError as error:
-        errors.print(f"[red]error:[/] {str(error).replace('[', chr(92) + '[')}", soft_wrap=True)
-        code = EXIT_REFUSED
-    except KeyboardInterrupt:
-        errors.print("interrupted: what was finished is in the output folder (*.part)")
-        code = EXIT_INTERRUPTED
+    except KeyboardInterrupt as stopped:
+        errors.print(
+            "interrupted: what was finished, if anything, is in the output folder (*.part)"
+        )
+        code = stopped.exit_code if isinstance(stopped, _Stopped) else EXIT_INTERRUPTED
     raise typer.Exit(code)

@@ -40,7 +40,7 @@ def read_tasks(path: Path, *, needs: Sequence[str] = ()) -> list[Trajectory]:
         RefusedError: The file cannot be read or a line does not fit; the message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise RefusedError(f"cannot read the tasks in {str(path)!r}: {error.strerror}") from error
     except UnicodeDecodeError as error:
