@@ -189,6 +189,64 @@ def test_ctrl_c_keeps_what_was_finished_and_stops_the_servers(tmp_path: Path) ->
     assert not any(listening(port) for port in ports)
 
 
+_SLOW = """
+import pathlib, time
+from twinkle_agentic.envs.base import Env, StepResult
+
+class Slow(Env):
+    def reset(self, trajectory=None):
+        pathlib.Path("opened").write_text("1\\n")
+        return StepResult()
+
+    def step(self, tool_name, arguments):
+        time.sleep(60)
+        return StepResult()
+
+    def close(self):
+        pathlib.Path("closed").touch()
+
+    def tools(self):
+        function = {"name": "submit_solution", "parameters": {"type": "object"}}
+        return [{"type": "function", "function": function}]
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_end_closes_its_envs(
+    tmp_path: Path, scripted_endpoint: ServerProcess, signum: signal.Signals
+) -> None:
+    (tmp_path / "slow_env.py").write_text(_SLOW)
+    (tmp_path / "t.jsonl").write_text('{"prompt": "Write a Python function `add(a, b)`."}\n')
+    model = ["--model", "scripted-policy", "--model-url", f"{scripted_endpoint.url}/v1"]
+    with subprocess.Popen(
+        [*CLI, "run", "t.jsonl", "--env", "slow_env:Slow", *model],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for_line(tmp_path / "opened")
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=40)
+    assert process.returncode == 128 + signum, errors
+    assert (tmp_path / "closed").exists()
+
+
+def test_run_refuses_what_would_be_scored_wrong(
+    tmp_path: Path, scripted_endpoint: ServerProcess, coding_server: ServerProcess
+) -> None:
+    (tmp_path / "t.jsonl").write_text('{"prompt": "x", "tests": "assert 1"}\n')
+    model = ["--model-url", f"{scripted_endpoint.url}/v1", "--base-url", coding_server.url]
+    typo = cli("run", "t.jsonl", "--env", "codingenv", "--model", "m", *model, cwd=tmp_path)
+    assert (typo.returncode, "does not read the column 'tests'" in typo.stderr) == (2, True)
+    absent = cli("run", "t.jsonl", "--env", "coding_env", "--model", "m", *model, cwd=tmp_path)
+    assert (absent.returncode, "serves scripted-policy" in absent.stderr) == (2, True)
+    model[-1] = scripted_endpoint.url  # healthy, but no coding server
+    other = cli("run", "t.jsonl", "--env", "coding_env", "--model", "m", *model, cwd=tmp_path)
+    assert (other.returncode, "coding server" in other.stderr) == (2, True)
+    assert not (tmp_path / "runs").exists()
+
+
 def wait_for_line(path: Path, timeout_s: float = 60) -> None:
     """Wait until a file, which may not be there yet, has a whole line."""
     import time

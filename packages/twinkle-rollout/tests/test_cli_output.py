@@ -40,6 +40,14 @@ def test_an_earlier_result_is_refused_unless_told(tmp_path: Path) -> None:
     assert json.loads(output.path.read_text()) == {"id": "new"}
 
 
+def test_overwriting_removes_the_traces_of_the_earlier_run(tmp_path: Path) -> None:
+    with RunOutput(tmp_path) as output:
+        (output.traces / "ok-old.json").write_text("{}")
+        output.finish([])
+    with RunOutput(tmp_path, overwrite=True) as output:
+        assert list(output.traces.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RefusedError, match="cannot write"), RunOutput(tmp_path / "file" / "run"):

@@ -53,6 +53,10 @@ _FAULTS: list[tuple[list[object], str]] = [
     ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}], "id '1' stands on line 1"),
     ([{"messages": ["x"]}], "each message is an object with a `role`"),
     ([], "holds no task"),
+    ([{"messages": []}], "`messages` is empty"),
+    ([{"messages": [{"role": "usr", "content": "x"}]}], "role 'usr' is none of system"),
+    ([{"prompt": "x", "tests": "assert x = 1"}], "column 'tests' is no valid Python"),
+    ([{"prompt": "x", "tests": " "}], "column 'tests' is empty"),
 ]
 
 
@@ -69,6 +73,17 @@ def test_a_fault_is_one_line_that_names_the_place(
 def test_a_needed_column_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="needs the column 'tests'"):
         read_tasks(write(tmp_path / "t.jsonl", {"prompt": "x"}), needs=("tests",))
+
+
+def test_a_column_that_nothing_reads_is_refused(tmp_path: Path) -> None:
+    row = {"prompt": "x", "tests": "assert 1"}
+    with pytest.raises(RefusedError, match="does not read the column 'tests'"):
+        read_tasks(write(tmp_path / "t.jsonl", row), ignores=("tests",))
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "x"}\n')
+    assert len(read_tasks(tmp_path / "t.jsonl")) == 1
 
 
 def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:

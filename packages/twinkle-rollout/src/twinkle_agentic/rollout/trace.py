@@ -122,7 +122,8 @@ def _name(
     trajectory: Mapping[str, Any], position: int, global_step: int | None, success: bool
 ) -> str:
     data = user_data_of(trajectory)
-    given = next((data[key] for key in ("id", "prompt_id") if data.get(key) not in (None, "")), "")
+    named = {**data, **({"id": trajectory["id"]} if trajectory.get("id") else {})}
+    given = next((named[k] for k in ("id", "prompt_id") if named.get(k) not in (None, "")), "")
     label = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(given))[:64]
     step = "" if global_step is None else f"step{int(global_step):06d}-"
     parts = ["ok" if success else "fail", *([label] if label else []), f"{position:05d}"]

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,22 @@ app = typer.Typer(
     "Exit codes: 0 all is well, 1 the work is done but something in it failed, "
     "2 the input was refused before anything started, 128 + n ended by signal n (130: Ctrl-C).",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"twinkle-rollout {version('twinkle-rollout')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version."),
+    ] = False,
+) -> None:
+    """Take the options before a command."""
 
 
 @app.command()

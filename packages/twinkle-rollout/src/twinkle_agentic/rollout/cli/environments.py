@@ -26,11 +26,15 @@ class EnvChoice:
     Attributes:
         make: Makes the env of one trajectory.
         needs: Columns that each task must have.
+        ignores: Columns that would have no effect, so that a task must not have them.
+        runs_code: Whether the server must take `code` as its action.
         url: The server to check before the start; `None` where there is none.
     """
 
     make: EnvFactory
     needs: Sequence[str] = ()
+    ignores: Sequence[str] = ()
+    runs_code: bool = False
     url: str | None = None
 
 
@@ -69,12 +73,14 @@ def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 12
         return EnvChoice(
             make=lambda _: CodingTaskEnv(base_url, message_timeout_s=message_timeout_s),
             needs=("tests",),
+            runs_code=True,
             url=base_url,
         )
     return EnvChoice(
         make=lambda _: OpenEnvClient(
             env_name=spec, base_url=base_url, message_timeout_s=message_timeout_s
         ),
+        ignores=("tests",),
         url=base_url,
     )
 

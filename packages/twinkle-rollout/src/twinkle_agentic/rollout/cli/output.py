@@ -24,7 +24,7 @@ class RunOutput:
 
     Args:
         folder: Made when the run starts.
-        overwrite: Replace the result of an earlier run.
+        overwrite: Replace the result of an earlier run, its traces included.
 
     Raises:
         RefusedError: There is a result already, or the folder cannot be made.
@@ -50,6 +50,8 @@ class RunOutput:
     def __enter__(self) -> Self:
         try:
             self.traces.mkdir(parents=True, exist_ok=True)
+            for old in self.traces.glob("*.json"):  # of the run that this one replaces
+                old.unlink()
             self._file = self.part.open("w", encoding="utf-8")
         except OSError as error:
             raise RefusedError(f"cannot write to {self.folder}: {error.strerror}") from error

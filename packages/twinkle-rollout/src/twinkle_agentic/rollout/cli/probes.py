@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ class Probe:
         ok: Whether it serves.
         detail: What it said, or why not, in a few words.
         seconds: How long the answer took.
+        models: What a model endpoint says that it serves; empty where it does not say.
     """
 
     name: str
@@ -29,12 +31,24 @@ class Probe:
     ok: bool
     detail: str
     seconds: float
+    models: tuple[str, ...] = ()
 
 
 def probe_openenv(url: str, *, timeout_s: float = 5.0) -> Probe:
     """Ask an OpenEnv server for its health."""
     http = url.replace("ws://", "http://", 1).replace("wss://", "https://", 1)
     return _probe("OpenEnv server", http, "/health", timeout_s=timeout_s)
+
+
+def probe_coding(url: str, *, timeout_s: float = 5.0) -> Probe:
+    """Ask an OpenEnv server whether its actions are code, as those of a coding server are."""
+    http = url.replace("ws://", "http://", 1).replace("wss://", "https://", 1)
+
+    def takes_code(body: Any) -> str | None:
+        names: Any = body.get("action", {}).get("properties", {})
+        return None if "code" in names else f"its action has {', '.join(names)}, not code"
+
+    return _probe("coding server", http, "/schema", timeout_s=timeout_s, check=takes_code)
 
 
 def probe_model(url: str, *, api_key: str | None = None, timeout_s: float = 5.0) -> Probe:
@@ -67,13 +81,15 @@ def _probe(
     timeout_s: float,
     headers: dict[str, str] | None = None,
     lenient: bool = False,
+    check: Callable[[Any], str | None] | None = None,
 ) -> Probe:
     import httpx  # 0.15 s to import; only the commands that ask need it
 
     start = time.monotonic()
 
-    def answer(ok: bool, detail: str) -> Probe:
-        return Probe(name=name, url=url, ok=ok, detail=detail, seconds=time.monotonic() - start)
+    def answer(ok: bool, detail: str, models: tuple[str, ...] = ()) -> Probe:
+        seconds = time.monotonic() - start
+        return Probe(name=name, url=url, ok=ok, detail=detail, seconds=seconds, models=models)
 
     try:
         loopback = is_loopback(urlsplit(url).hostname)
@@ -82,18 +98,18 @@ def _probe(
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         return answer(False, f"{type(error).__name__}: {error}")
     status = response.status_code
-    ok = status < 400 or (lenient and status < 500 and status not in (401, 403))
-    return answer(ok, f"HTTP {status}" if not ok else _said(response))
-
-
-def _said(response: Any) -> str:
+    if status >= 400 and not (lenient and status < 500 and status not in (401, 403)):
+        return answer(False, f"HTTP {status}")
     try:
         body: Any = response.json()
     except ValueError:
         body = None
     fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-    models = fields.get("data")
-    if isinstance(models, list):
-        names = [str(model.get("id")) for model in cast("list[dict[str, Any]]", models)]
-        return "models: " + (", ".join(names[:3]) or "none")
-    return str(fields.get("status") or f"HTTP {response.status_code}")
+    if check is not None and (wrong := check(fields)) is not None:
+        return answer(False, wrong)
+    entries: Any = fields.get("data")
+    listed = cast("list[dict[str, Any]]", entries) if isinstance(entries, list) else []
+    models = tuple(str(model.get("id")) for model in listed)
+    if models:
+        return answer(True, f"models: {', '.join(models[:3])}", models)
+    return answer(True, str(fields.get("status") or f"HTTP {status}"))

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,6 +22,7 @@ from rich.table import Table
 __all__ = ["make_progress", "print_summary", "print_table", "unscored"]
 
 _OTHER_COLUMNS = 6 + 5 + 11 + 7 + 6 * 3 + 1  # their widths, with the padding and rules of all six
+_SHOWN_ERRORS = 5
 _SHOWN_ROWS = 40  # a longer table scrolls off the screen; the file has all
 
 
@@ -60,7 +62,7 @@ def print_table(console: Console, trajectories: Sequence[Mapping[str, Any]]) -> 
             str(row.get("turns", 0)),
             str(row.get("stop_reason")),
             f"{_seconds(row):.2f}",
-            error.replace("[", "\\["),
+            escape(error),
             style="red" if reward is None else None,
         )
     console.print(table)
@@ -80,8 +82,15 @@ def print_summary(
     table.add_row("mean reward", f"{mean} over {len(rewards)} scored of {len(trajectories)}")
     table.add_row("stop reasons", ", ".join(f"{k} {n}" for k, n in reasons.most_common()))
     table.add_row("turns", f"{sum(turns)} in all, median {median(turns):g}" if turns else "none")
+    failed = sum(len(row.get("failed_steps") or ()) for row in trajectories)
+    missing = sum(len(row.get("reward_missing_steps") or ()) for row in trajectories)
+    if failed or missing:
+        table.add_row("steps", f"{failed} failed, {missing} without a reward: each counts 0")
     table.add_row("wall time", f"{seconds:.2f} s")
     console.print(table)
+    errors = Counter(str(row["error"]) for row in trajectories if row.get("error"))
+    for text, count in errors.most_common(_SHOWN_ERRORS):
+        console.print(f"[yellow]{count} x[/] {escape(text[:500])}", soft_wrap=True)
 
 
 def unscored(trajectories: Sequence[Mapping[str, Any]]) -> int:

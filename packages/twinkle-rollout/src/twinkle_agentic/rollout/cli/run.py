@@ -9,7 +9,7 @@ from rich.console import Console
 
 from twinkle_agentic.rollout.cli.environments import choose_env
 from twinkle_agentic.rollout.cli.output import RunOutput
-from twinkle_agentic.rollout.cli.probes import Probe, probe_model, probe_openenv
+from twinkle_agentic.rollout.cli.probes import Probe, probe_coding, probe_model, probe_openenv
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.cli.tasks import read_tasks
 
@@ -50,11 +50,18 @@ def run(console: Console, options: RunOptions) -> int:
     choice = choose_env(
         options.env, base_url=options.base_url, message_timeout_s=options.step_timeout_s
     )
-    tasks = read_tasks(options.tasks, needs=choice.needs)
+    tasks = read_tasks(options.tasks, needs=choice.needs, ignores=choice.ignores)
     output = RunOutput(options.out, overwrite=options.overwrite)
     if choice.url:
         _require(probe_openenv(choice.url), "--base-url")
-    _require(probe_model(options.model_url, api_key=options.api_key), "--model-url")
+        if choice.runs_code:
+            _require(probe_coding(choice.url), "--base-url")
+    model = probe_model(options.model_url, api_key=options.api_key)
+    _require(model, "--model-url")
+    if model.models and options.model not in model.models:
+        raise RefusedError(
+            f"--model {options.model}: the endpoint serves {', '.join(model.models[:5])}"
+        )
 
     from twinkle_agentic.protocol.openai import OpenAI
     from twinkle_agentic.protocol.sampling import SamplingParams

@@ -13,6 +13,8 @@ from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["COLUMNS", "read_tasks"]
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
 COLUMNS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "id": ((str, int), "names the task in outputs; by default its line number"),
     "prompt": (str, "the user message (or give `messages`)"),
@@ -25,12 +27,15 @@ COLUMNS: dict[str, tuple[type | tuple[type, ...], str]] = {
 """Column -> (its JSON type, what it means)."""
 
 
-def read_tasks(path: Path, *, needs: Sequence[str] = ()) -> list[Trajectory]:
+def read_tasks(
+    path: Path, *, needs: Sequence[str] = (), ignores: Sequence[str] = ()
+) -> list[Trajectory]:
     """Read and check a task file.
 
     Args:
         path: UTF-8 JSON Lines; blank lines are passed over.
         needs: Columns that each line must have, besides `prompt` or `messages`.
+        ignores: Columns that no line may have, for nothing would read them.
 
     Returns:
         One trajectory a task: `messages`, `id`, and `user_data` with `tests` and `seed` where
@@ -52,6 +57,12 @@ def read_tasks(path: Path, *, needs: Sequence[str] = ()) -> list[Trajectory]:
     for number, row in _rows(path, text):
         where = f"{path}, line {number}"
         _check_columns(where, row, needs)
+        for name in ignores:
+            if name in row:
+                raise RefusedError(
+                    f"{where}: this environment does not read the column {name!r}: is --env right?"
+                )
+        _check_tests(where, row.get("tests"))
         task_id = str(row.get("id", number))
         if task_id in seen:
             raise RefusedError(f"{where}: id {task_id!r} stands on line {seen[task_id]} already")
@@ -99,11 +110,27 @@ def _check_columns(where: str, row: dict[str, Any], needs: Sequence[str]) -> Non
             raise RefusedError(f"{where}: this environment needs the column {name!r}")
 
 
+def _check_tests(where: str, tests: str | None) -> None:
+    if tests is None:
+        return
+    if not tests.strip():
+        raise RefusedError(f"{where}: column 'tests' is empty, so every solution would pass")
+    try:
+        compile(tests, "<tests>", "exec")
+    except (SyntaxError, ValueError) as error:
+        raise RefusedError(f"{where}: column 'tests' is no valid Python: {error}") from error
+
+
 def _trajectory(where: str, row: dict[str, Any], task_id: str) -> Trajectory:
-    messages: list[Any] = list(
-        row.get("messages") or [{"role": "user", "content": row.get("prompt")}]
-    )
+    asked = [{"role": "user", "content": row.get("prompt")}]
+    messages: list[Any] = list(row.get("messages", asked))
+    if not messages:
+        raise RefusedError(f"{where}: `messages` is empty: there is nothing to ask the model")
     for message in messages:
+        if isinstance(message, dict) and "role" in message and message["role"] not in _ROLES:
+            raise RefusedError(
+                f"{where}: role {message['role']!r:.40} is none of {', '.join(_ROLES)}"
+            )
         if not isinstance(message, dict) or "role" not in message:
             raise RefusedError(
                 f"{where}: each message is an object with a `role`, found {message!r:.80}"
