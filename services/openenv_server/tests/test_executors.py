@@ -44,6 +44,12 @@ def test_names_of_earlier_steps_are_seen_in_functions_and_comprehensions(
     assert executor.run(code).stdout == "[20, 21] 10 10\n"
 
 
+def test_a_lone_surrogate_does_not_cost_the_output() -> None:
+    step = CodingEnvironment(Settings()).step(CodeAction(code="print('a' + chr(0xD800) + 'b')"))
+    assert step.model_dump_json()
+    assert (step.stdout.strip()[0], step.stdout.strip()[-1], step.exit_code) == ("a", "b", 0)
+
+
 def test_closing_twice_is_fine(make: Callable[..., Executor]) -> None:
     executor = make()
     executor.run("x = 1")

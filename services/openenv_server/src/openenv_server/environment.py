@@ -6,6 +6,7 @@ environment and inherits its rewards; else it stands on `CodingBase`, which give
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from openenv_server.executor import ExecResult, Executor, Failure
 from openenv_server.executors import make_executor
 from openenv_server.lean import Environment
 from openenv_server.memory import WorkerMemoryError
+from openenv_server.output import encodable
 from openenv_server.settings import Settings
 from openenv_server.wire import CodeAction, CodeObservation, CodeState, import_coding_env
 
@@ -61,7 +63,8 @@ class _Remembering:
     def run(self, code: str) -> ExecResult:
         result = self._inner.run(code)
         self.failure = result.failure
-        return result
+        # What no JSON encoder takes would cost the whole answer of a step that did run.
+        return replace(result, stdout=encodable(result.stdout), stderr=encodable(result.stderr))
 
     def close(self) -> None:
         self._inner.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["BoundedText", "bound_text"]
+__all__ = ["BoundedText", "bound_text", "encodable"]
 
 
 class BoundedText:
@@ -48,6 +48,15 @@ class BoundedText:
         cut = self._cut + over
         middle = f"\n[{cut:,} characters cut]\n" if cut else ""
         return "".join(self._head) + middle + tail[over:]
+
+
+def encodable(text: str) -> str:
+    """Replace lone surrogates by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return text
 
 
 def bound_text(text: str, limit: int) -> str:
