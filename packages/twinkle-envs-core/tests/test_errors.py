@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -36,16 +37,31 @@ def test_error_without_a_message_pickles(cls: Any) -> None:
     assert str(pickle.loads(pickle.dumps(cls()))) == ""
 
 
-def raise_in_child(cls: Any) -> None:
-    raise cls("gone", retryable=not cls.retryable)
+# What a worker process does when its environment raises: the error goes to the caller as a pickle.
+_WORKER = """
+import pickle, sys
+from twinkle_agentic.envs import errors
+made = []
+for name in sys.argv[1:]:
+    cls = getattr(errors, name)
+    try:
+        raise cls("gone", retryable=not cls.retryable)
+    except cls as error:
+        made.append(error)
+sys.stdout.buffer.write(pickle.dumps(made))
+"""
 
 
 def test_errors_cross_a_process_with_their_fields() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        for cls in CLASSES:
-            with pytest.raises(cls, match="gone") as caught:
-                pool.apply(raise_in_child, (cls,))
-            assert caught.value.retryable is not cls.retryable
+    names = [cls.__name__ for cls in CLASSES]
+    done = subprocess.run(
+        [sys.executable, "-c", _WORKER, *names], capture_output=True, check=True, timeout=60
+    )
+    received: list[TwinkleEnvError] = pickle.loads(done.stdout)
+    assert [type(error) for error in received] == list(CLASSES)
+    for error, cls in zip(received, CLASSES, strict=True):
+        assert str(error) == "gone"
+        assert error.retryable is not cls.retryable
 
 
 @pytest.mark.parametrize(
