@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import signal
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,11 @@ nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: no test of Ctrl-C
+# could pass there.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
