@@ -101,6 +101,6 @@ def server(serve: Serve, command: list[str]) -> Iterator[Server]:
     """Run one server with small limits."""
     options = ["--max-concurrent-envs", "4", "--step-timeout-s", "1"]
     options += ["--max-output-chars", "20000", "--max-code-chars", "2000000"]
-    options += ["--worker-memory-mb", "500"]
+    options += ["--worker-memory-mb", "1000"]
     with serve([*command, *options]) as running:
         yield running

@@ -277,9 +277,10 @@ async def test_bad_messages_leave_the_session_usable(server: Any, message: str, 
         assert (await step(ws, "print('alive')"))["stdout"] == "alive\n"
 
 
-# The server of these tests allows 500 MB and what the threads of its 4 sessions need.
-HOLD = "held = [bytes(10**7) for _ in range(34)]"
-ASK = "mine = bytes(2 * 10**8)\nprint('there was room')"
+# The server of these tests allows 1,000 MB and what the threads of its 4 sessions need. What it
+# holds itself, 100 to 250 MB after the tests of long messages, must fit beside the hog.
+HOLD = "held = [bytes(10**7) for _ in range(65)]"
+ASK = "mine = bytes(4 * 10**8)\nprint('there was room')"
 
 
 @contextlib.asynccontextmanager
@@ -304,7 +305,7 @@ async def test_memory_that_another_session_holds_is_an_error_of_the_server(serve
 
 
 async def test_code_cannot_take_the_limit_for_an_answer(server: Any) -> None:
-    swallow = "try:\n    mine = bytes(2 * 10**8)\nexcept {0}: print('swallowed')"
+    swallow = "try:\n    mine = bytes(4 * 10**8)\nexcept {0}: print('swallowed')"
     async with _hog(server), session(server) as other:
         for kind in ("MemoryError", "Exception", "BaseException"):
             answer = await ask(other, "step", code=swallow.format(kind))
@@ -313,7 +314,7 @@ async def test_code_cannot_take_the_limit_for_an_answer(server: Any) -> None:
 
 async def test_the_session_that_holds_the_memory_is_told_so(server: Any) -> None:
     async with _hog(server) as hog:
-        observation = await step(hog, "held.append(bytes(3 * 10**8))")
+        observation = await step(hog, "held.append(bytes(4 * 10**8))")
     assert observation["metadata"]["failure"] == "exception"
     assert observation["stderr"].endswith("MemoryError")
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -162,15 +163,12 @@ def test_worker_that_is_gone_for_good_says_so(cluster: Any) -> None:
 
 @pytest.mark.slow
 def test_lost_node_is_the_same_as_its_workers_lost(cluster: Any, gate: Any) -> None:
-    doomed = cluster.add_node(
-        num_cpus=1, resources={"pool_seat": 1}, object_store_memory=80 * 2**20
-    )
+    seat = {f"pool_seat_{uuid.uuid4().hex}": 1}  # of this test's nodes and no other
+    doomed = cluster.add_node(num_cpus=1, resources=seat, object_store_memory=80 * 2**20)
     spare = None
-    steady = cluster.add_node(
-        num_cpus=1, resources={"pool_seat": 1}, object_store_memory=80 * 2**20
-    )
+    steady = cluster.add_node(num_cpus=1, resources=seat, object_store_memory=80 * 2**20)
     try:
-        options = {"resources": {"pool_seat": 1}}  # one worker on each node
+        options = {"resources": seat}  # one worker on each node
         with EnvPool(4, env_factory=LAB, num_workers=2, worker_options=options) as pool:
             pool.reset_batch(range(4))
             pids = [pid_of(pool, slot) for slot in range(4)]
@@ -180,7 +178,7 @@ def test_lost_node_is_the_same_as_its_workers_lost(cluster: Any, gate: Any) -> N
                 if kind == "raylet"
                 for p in ps
             )
-            lost = [slot for slot in range(4) if _parent(pids[slot]) == raylet]
+            lost = [slot for slot in range(4) if raylet in _ancestors(pids[slot])]
             kept = [slot for slot in range(4) if slot not in lost]
             assert len(lost) == len(kept) == 2
             with ThreadPoolExecutor(1) as threads:
@@ -192,9 +190,7 @@ def test_lost_node_is_the_same_as_its_workers_lost(cluster: Any, gate: Any) -> N
             assert result.done
             assert (result.info["error_kind"], result.info["retryable"]) == ("env", True)
             assert pid_of(pool, kept[0]) == pids[kept[0]]
-            spare = cluster.add_node(
-                num_cpus=1, resources={"pool_seat": 1}, object_store_memory=80 * 2**20
-            )
+            spare = cluster.add_node(num_cpus=1, resources=seat, object_store_memory=80 * 2**20)
             assert all(r.error is None for r in pool.reset_batch(lost))
             assert pid_of(pool, lost[1]) not in pids
     finally:
@@ -203,8 +199,13 @@ def test_lost_node_is_the_same_as_its_workers_lost(cluster: Any, gate: Any) -> N
                 cluster.remove_node(node)
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _ancestors(pid: int) -> list[int]:
+    """Return the parent of a process, its parent, and so on: Ray may put a shell in between."""
+    found: list[int] = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
 
 
 DRIVER = """
