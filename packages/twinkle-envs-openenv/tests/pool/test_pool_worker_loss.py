@@ -252,7 +252,7 @@ def test_dead_driver_leaves_no_worker_behind(
         pids = [int(pid) for pid in line.split()]
         assert len(pids) == 2
         gate.await_waiting(1)
-        raylets = {_parent(pid) for pid in pids}
+        raylets = {_ancestors(pid)[0] for pid in pids}
         os.kill(driver.pid, how)
         driver.wait(60)
         assert driver.returncode != 0
