@@ -321,7 +321,7 @@ class Launcher:
         prefix = jail.python_prefix()
         back = [f"{prefix}/bin"] if prefix is not None else []
         return {
-            "PATH": ":".join([*front, _STANDARD_PATH, *back]),
+            "PATH": ":".join([*front, _STANDARD_PATH, *back, "/opt/bin"]),
             "SHELL": "/bin/bash",
             "LANG": "C.UTF-8",
         }

@@ -57,6 +57,7 @@ _DIRECTORIES = (
     ("var/tmp", 0o1777),
     ("var/log", 0o755),
     ("opt", 0o755),
+    ("opt/bin", 0o755),
     ("srv", 0o755),
     ("mnt", 0o755),
 )
@@ -108,6 +109,9 @@ class JailLayout:
                     layout.etc[name] = file.read(1 << 20)
             except OSError:
                 continue
+        if not os.path.exists("/usr/bin/python") and os.path.exists("/usr/bin/python3"):
+            # Debian has no `python`; what models and documents write is `python -c ...`.
+            layout.links["/opt/bin/python"] = "/usr/bin/python3"
         layout.etc["passwd"] = _PASSWD.encode()
         layout.etc["group"] = _GROUP.encode()
         layout.etc["profile"] = _PROFILE.encode()
