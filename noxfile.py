@@ -25,6 +25,10 @@ nox.options.error_on_external_run = True
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Under `uv run`, Ray would start its workers by `uv run` as well, from a copy of this tree, and uv
+# would point the session's environment at that copy.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 
