@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from twinkle_agentic.envs.base import overrides_evaluate
 from twinkle_agentic.envs.env_tool import EnvTool
@@ -16,6 +16,7 @@ from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.protocol.request import Conversation
 from twinkle_agentic.rollout.asking import Ask, Failure, failure_of
 from twinkle_agentic.rollout.env_session import (
+    add_observation,
     close_env,
     make_env,
     reset_env,
@@ -179,7 +180,7 @@ class Episode:
             self._end(StopReason.ENV_DONE)
         observation: Any = getattr(result, "observation", None)
         if observation and self._plan.reset_observation != "ignore":
-            _add_observation(self._messages, str(observation), self._plan.reset_observation)
+            add_observation(self._messages, str(observation), self._plan.reset_observation)
 
     async def _converse(self) -> None:
         limits = self._plan.limits
@@ -420,18 +421,3 @@ class Episode:
         if self._close_error is not None:
             out["close_error"] = self._close_error
         return out
-
-
-def _add_observation(
-    messages: list[dict[str, Any]], observation: str, where: ResetObservation
-) -> None:
-    """Show the first observation to the model."""
-    last = messages[-1] if messages else None
-    if where == "message" or last is None or last.get("role") != "user":
-        messages.append({"role": "user", "content": observation})
-        return
-    content: Any = last.get("content")
-    if isinstance(content, list):
-        last["content"] = [*cast("list[Any]", content), {"type": "text", "text": observation}]
-    else:
-        last["content"] = f"{content}\n\n{observation}" if content else observation
