@@ -12,7 +12,7 @@ from typing import Any
 from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.tools.text import clean_text, to_jsonable
 
-__all__ = ["training_trace", "write_jsonl"]
+__all__ = ["json_line", "training_trace", "write_jsonl"]
 
 
 def training_trace(trajectory: Mapping[str, Any], *, trajectory_id: str) -> dict[str, Any]:
@@ -46,6 +46,11 @@ def training_trace(trajectory: Mapping[str, Any], *, trajectory_id: str) -> dict
     }
 
 
+def json_line(trajectory: Mapping[str, Any]) -> str:
+    """Return a trajectory as one line of JSON; what JSON does not know is written as text."""
+    return clean_text(json.dumps(to_jsonable(dict(trajectory)), ensure_ascii=False)) + "\n"
+
+
 def write_jsonl(path: str | os.PathLike[str], trajectories: Iterable[Mapping[str, Any]]) -> Path:
     """Write trajectories as JSON lines, whole or not at all.
 
@@ -60,9 +65,9 @@ def write_jsonl(path: str | os.PathLike[str], trajectories: Iterable[Mapping[str
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
-            for trajectory in trajectories:
-                line = json.dumps(to_jsonable(dict(trajectory)), ensure_ascii=False)
-                file.write(clean_text(line) + "\n")
+            file.writelines(json_line(trajectory) for trajectory in trajectories)
+            file.flush()
+            os.fsync(file.fileno())  # the new name must never stand for an empty file
         os.replace(part, target)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from twinkle_agentic.rollout.cli.refusal import RefusedError
-from twinkle_agentic.tools.text import clean_text, to_jsonable
+from twinkle_agentic.rollout.export import json_line, write_jsonl
 
 __all__ = ["RunOutput"]
 
@@ -70,22 +68,10 @@ class RunOutput:
     def add(self, trajectory: Any) -> None:
         """Append one finished trajectory to the part file."""
         if self._file is not None:
-            self._file.write(_line(trajectory))
+            self._file.write(json_line(trajectory))
             self._file.flush()
 
     def finish(self, trajectories: Sequence[Any]) -> None:
         """Write all trajectories in order and remove the part file."""
-        temporary = self.folder / f".trajectories.{os.getpid()}.tmp"
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.writelines(_line(trajectory) for trajectory in trajectories)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_jsonl(self.path, trajectories)
         self.part.unlink(missing_ok=True)
-
-
-def _line(trajectory: Any) -> str:
-    return clean_text(json.dumps(to_jsonable(trajectory), ensure_ascii=False)) + "\n"
