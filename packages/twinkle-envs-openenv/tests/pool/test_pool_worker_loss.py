@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -268,7 +269,9 @@ def test_dead_driver_leaves_no_worker_behind(
 @pytest.mark.slow
 @pytest.mark.parametrize("home", ["empty", "read-only"])
 def test_pool_starts_and_ends_ray_by_itself_without_settings(home: str, tmp_path: Path) -> None:
-    script = """
+    uv = shutil.which("uv")
+    assert uv, "uv is not installed: pip install uv"
+    script = textwrap.dedent("""
     import os
     from twinkle_agentic.envs.openenv.pool import EnvPool
     with EnvPool(2, env_factory="pool_test_envs:Lab", num_workers=2, num_cpus=3,
@@ -277,12 +280,13 @@ def test_pool_starts_and_ends_ray_by_itself_without_settings(home: str, tmp_path
         print(pool.step(1, "echo", {"text": "hello"}).observation)
     import ray
     print(ray.is_initialized())
-    """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    """)
+    # A home without the token that Ray keeps there.
+    home = str(tmp_path) if home == "empty" else "/proc/nowhere"
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        # A home without the token that Ray keeps there.
-        env={**environment, "HOME": str(tmp_path) if home == "empty" else "/proc/nowhere"},
+        # As from the shell of somebody who starts everything by `uv run`, which Ray looks for.
+        [uv, "run", "--no-project", "env", f"HOME={home}", sys.executable, "-c", script],
+        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
         capture_output=True,
         text=True,
         timeout=110,

@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import importlib
 import logging
-import math
-import os
-import secrets
 import threading
-import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError, WorkerLostError
+from twinkle_agentic.envs.openenv.pool.init_ray import import_ray, init_ray
 from twinkle_agentic.envs.openenv.pool.shared_ray import (
     describe_installation,
     join_ray,
@@ -25,11 +22,9 @@ from twinkle_agentic.envs.openenv.pool.workers import WorkerGoneError
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["RayWorkers", "import_ray"]
+__all__ = ["RayWorkers"]
 
 _PING_TIMEOUT_S = 5.0
-_TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
-_OBJECT_STORE_BYTES = 256 * 2**20  # of a Ray that the pool starts; what crosses is text
 _SPARE_THREADS = 16
 _CONTROL = "pool-control"
 _CONTROL_GROUP = {_CONTROL: 2}
@@ -69,7 +64,7 @@ class RayWorkers:
         self.shards = shards
         self._worker_options = worker_options
         cpus_needed = num_cpus * len(shards)
-        join_ray(self, self._ray, lambda: _init_ray(self._ray, cpus_needed, ray_options))
+        join_ray(self, self._ray, lambda: init_ray(self._ray, cpus_needed, ray_options))
         groups: Mapping[str, int] = worker_options.get("concurrency_groups") or {}
         options: dict[str, Any] = {
             **_ACTOR_OPTIONS,
@@ -190,51 +185,3 @@ class RayWorkers:
 def _lost(worker: int, state: str, error: Exception) -> str:
     reason = " ".join(str(error).split())[:300]
     return f"the process of worker {worker} {state}, and the episodes it held are lost ({reason})"
-
-
-def import_ray() -> Any:
-    """Import Ray.
-
-    Raises:
-        ModuleNotFoundError: It is not installed; the message says how to get it.
-    """
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'EnvPool with workers needs Ray, which is not installed: run "pip install '
-            "'twinkle-envs-openenv[ray]'\", or pass num_workers=0 to stay in this process",
-            name=error.name,
-        ) from error
-
-
-def _init_ray(ray: Any, cpus_needed: float, ray_options: Mapping[str, Any]) -> None:
-    """Join the cluster that RAY_ADDRESS or this machine offers, else start a small local one."""
-    started = time.monotonic()
-    if ray_options:
-        _init_with_token(ray, ray_options)
-        return
-    try:
-        ray.init(address="auto")
-    except ConnectionError:
-        local = {
-            "address": "local",
-            "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus_needed)),
-            "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES,
-        }
-        _init_with_token(ray, local)
-    logger.info("Ray is ready after %.1f s", time.monotonic() - started)
-
-
-def _init_with_token(ray: Any, options: Mapping[str, Any]) -> None:
-    """Start Ray, which writes its token to the home directory, also where that is read-only."""
-    try:
-        ray.init(**options)
-    except ConnectionError:
-        raise
-    except OSError:
-        if _TOKEN_VARIABLE in os.environ:
-            raise
-        os.environ[_TOKEN_VARIABLE] = secrets.token_hex(32)  # the processes of Ray inherit it
-        ray.init(**options)

@@ -11,8 +11,9 @@ from typing import Any
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError, WorkerLostError
 from twinkle_agentic.envs.openenv.pool.factory import EnvFactory, refuse_network_client
+from twinkle_agentic.envs.openenv.pool.init_ray import import_ray
 from twinkle_agentic.envs.openenv.pool.local_workers import LocalWorkers
-from twinkle_agentic.envs.openenv.pool.ray_workers import RayWorkers, import_ray
+from twinkle_agentic.envs.openenv.pool.ray_workers import RayWorkers
 from twinkle_agentic.envs.openenv.pool.wire import Failure, unpack_reply
 from twinkle_agentic.envs.openenv.pool.workers import Workers
 from twinkle_agentic.tools.limits import check_count
