@@ -1,4 +1,4 @@
-"""Connecting this process to Ray, so that a pool needs no variable set and no command run before."""
+"""Connecting this process to Ray, with no variable to set and no command to run before."""
 
 from __future__ import annotations
 
