@@ -132,10 +132,8 @@ class TypedBinding:
         except Exception as error:
             raise EnvError(
                 f"{self.name} cannot read the server's answer ({type(error).__name__}: {error}): "
-                "the installed package "
-                "and the server are of different versions; install the server's, or uninstall it "
-                "here to "
-                "use plain dicts"
+                "the installed package and the server are of different versions; install the "
+                "server's, or uninstall it here to use plain dicts"
             ) from error
 
 

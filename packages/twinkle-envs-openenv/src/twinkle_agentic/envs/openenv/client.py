@@ -42,13 +42,12 @@ __all__ = ["OpenEnvClient"]
 class OpenEnvClient(Adapter):
     """An env that lives on an OpenEnv server, reached over its websocket protocol.
 
-    Lifecycle: construct (nothing is connected), `reset`, `step` until done, `reset` for the next
-        episode in the same
-    session, `close`. After a failure that loses the session (timeout, cancelled step, broken
-    connection) every step says so, `done=True`, until `reset` opens a new session; there is never a
-    fresh session unasked. A client that is forgotten is closed when it is collected, or when the
-    interpreter exits. Not picklable. Any thread and any event loop may use it; requests that
-    overlap queue in order.
+    Construct it (nothing is connected), `reset`, `step` until done, `reset` for the next episode in
+    the same session, `close`. After a failure that loses the session (timeout, cancelled step,
+    broken connection) every step says so, `done=True`, until `reset` opens a new session; there is
+    never a fresh session unasked. A client that is forgotten is closed when it is collected, or
+    when the interpreter exits. Not picklable. Any thread and any event loop may use it; requests
+    that overlap queue in order.
 
     Args:
         env_name: The environment package. Where it is installed (with `openenv`), its client and
@@ -174,8 +173,7 @@ class OpenEnvClient(Adapter):
             capacity_timeout_s=capacity_timeout_s,
             lists_tools=tools is None,
         )
-        # The connection knows nothing of this object, so it can be closed when this one is
-        # collected.
+        # The connection knows nothing of this object, so it can be closed when this is collected.
         weakref.finalize(self, ServerConnection.drop, self._server).atexit = False
 
     def tools(self) -> list[ToolInfo]:
@@ -354,8 +352,7 @@ class OpenEnvClient(Adapter):
         if begun.ignored and self._strict_reset:
             raise EnvError(
                 f"the environment on {self.url} ignores {', '.join(map(repr, begun.ignored))} at "
-                "reset, "
-                "and perhaps other arguments: leave it out, or pass strict_reset=False"
+                "reset, and perhaps other arguments: leave it out, or pass strict_reset=False"
             )
         raw = self._parsed(begun.data)
         metadata = _metadata(begun.data)

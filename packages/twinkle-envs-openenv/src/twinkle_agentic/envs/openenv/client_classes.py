@@ -58,10 +58,8 @@ async def resolve_client_class(env_name: str | None, env_cls: Any) -> Resolved:
 
 
 def _find(env_name: str | None, env_cls: Any) -> Resolved:
-    from twinkle_agentic.envs.openenv.discovery import (  # of no use without an installed package
-        action_class_of_client,
-        find_client_classes,
-    )
+    # Of no use without an installed package.
+    from twinkle_agentic.envs.openenv.discovery import action_class_of_client, find_client_classes
 
     if env_name is not None:
         try:
@@ -76,8 +74,7 @@ def _find(env_name: str | None, env_cls: Any) -> Resolved:
         if not callable(getattr(client_cls, method, None)):
             raise TypeError(
                 f"env_cls must be an OpenEnv client class, found {client_cls!r}, which has no "
-                f"{method}: "
-                "an Environment class is for OpenEnv(env_cls=...)"
+                f"{method}: an Environment class is for OpenEnv(env_cls=...)"
             )
     return Resolved(client_cls=client_cls, action_cls=action_class_of_client(client_cls))
 

@@ -154,8 +154,7 @@ def _openenv_class(module: str, name: str) -> Any:
             raise
         raise ModuleNotFoundError(
             "running an OpenEnv environment in this process needs the openenv package, which is "
-            "not "
-            "installed: run `pip install twinkle-envs-openenv[embedded]`",
+            "not installed: run `pip install twinkle-envs-openenv[embedded]`",
             name="openenv",
         ) from error
 

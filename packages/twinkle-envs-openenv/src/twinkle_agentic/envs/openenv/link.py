@@ -313,8 +313,8 @@ class Link:
         self.fail(
             EnvTimeoutError(
                 f"no answer to {exchange.kind} within {exchange.timeout_s:g} s: the session was "
-                "closed, for its "
-                "state is unknown; raise message_timeout_s if the environment takes longer"
+                "closed, for its state is unknown; raise message_timeout_s if the environment "
+                "takes longer"
             )
         )
 
@@ -324,8 +324,7 @@ class Link:
             return
         raw = transport.get_extra_info("socket")
         if raw is not None:
-            # A forked child may hold a copy of the descriptor; shutdown reaches the peer all the
-            # same.
+            # A forked child may hold a copy of the descriptor; shutdown reaches the peer even so.
             with contextlib.suppress(OSError):
                 raw.shutdown(socket.SHUT_RDWR)
         transport.abort()
@@ -353,8 +352,8 @@ def _closed(error: ConnectionClosed, settings: LinkSettings) -> SessionClosedErr
     if got is not None and got.code == 1009:
         return SessionClosedError(
             "the server closed the session because the message was too large for it "
-            f"({got.reason or 'code 1009'}): "
-            "raise uvicorn's ws_max_size, or lower max_action_bytes to be told before sending"
+            f"({got.reason or 'code 1009'}): raise uvicorn's ws_max_size, or lower "
+            "max_action_bytes to be told before sending"
         )
     if sent is not None and sent.code == 1011 and not error.rcvd_then_sent:
         return SessionClosedError(
@@ -367,9 +366,8 @@ def _closed(error: ConnectionClosed, settings: LinkSettings) -> SessionClosedErr
             "network failed"
         )
     reason = f" ({got.reason})" if got.reason else ""
-    hint = (
-        "; an environment that calls sys.exit ends its session this way" if got.code == 1000 else ""
-    )
+    exits = "; an environment that calls sys.exit ends its session this way"
+    hint = exits if got.code == 1000 else ""
     return SessionClosedError(f"the server closed the session with code {got.code}{reason}{hint}")
 
 

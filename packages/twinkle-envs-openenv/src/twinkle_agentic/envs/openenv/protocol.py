@@ -19,7 +19,16 @@ from twinkle_agentic.envs.errors import (
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError, ServerFullError
 from twinkle_agentic.tools.text import clean_text
 
-__all__ = ["CLOSE_MESSAGE", "MAX_ACTION_BYTES", "MessageType", "decode", "encode"]
+__all__ = [
+    "CLOSE_MESSAGE",
+    "MAX_ACTION_BYTES",
+    "MessageType",
+    "decode",
+    "describe_field_errors",
+    "encode",
+    "rpc_result",
+    "unsolicited",
+]
 
 MAX_ACTION_BYTES: Final = 16 * 2**20
 """Largest message a server takes: uvicorn's own limit, which OpenEnv leaves alone."""
@@ -50,6 +59,8 @@ _ANSWERS = {
 _HEADS = {kind: f'{{"type":"{kind.value}","data":' for kind in MessageType}
 _STATE_FRAME = '{"type":"state"}'
 _to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+_ORDER_LOST = "which answer belongs to which message is unknown, so the session was closed"
 
 # After these the session goes on; any other code ends it.
 _SESSION_LIVES = frozenset({"EXECUTION_ERROR", "UNKNOWN_TYPE", "INVALID_JSON"})
@@ -109,17 +120,18 @@ def decode(frame: str | bytes, kind: MessageType) -> dict[str, Any]:
         answer = cast("dict[str, Any]", message)
         data = answer.get("data")
         if answer.get("type") == "error":
-            raise server_error(cast("dict[str, Any]", data if isinstance(data, dict) else {}), kind)
+            raise _server_error(
+                cast("dict[str, Any]", data if isinstance(data, dict) else {}), kind
+            )
         if answer.get("type") == _ANSWERS[kind] and isinstance(data, dict):
             return cast("dict[str, Any]", data)
     raise SessionClosedError(
         f"expected a frame of type {_ANSWERS[kind]!r} in answer to {kind}, found "
-        f"{_start(frame)!r}: "
-        "which answer belongs to which message is unknown, so the session was closed"
+        f"{_start(frame)!r}: {_ORDER_LOST}"
     )
 
 
-def server_error(data: dict[str, Any], kind: MessageType | None) -> TwinkleEnvError:
+def _server_error(data: dict[str, Any], kind: MessageType | None) -> TwinkleEnvError:
     """Turn the `data` of an error frame into the exception it stands for."""
     code = str(data.get("code") or "UNKNOWN")
     said = str(data.get("message") or "").strip()
@@ -161,13 +173,11 @@ def unsolicited(frame: str | bytes) -> TwinkleEnvError:
     try:
         message: Any = json.loads(frame)
         if message["type"] == "error":
-            return server_error(message["data"], None)
+            return _server_error(message["data"], None)
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     return SessionClosedError(
-        f"the server sent a frame that answers no message, {_start(frame)!r}: which answer belongs "
-        "to "
-        "which message is unknown, so the session was closed"
+        f"the server sent a frame that answers no message, {_start(frame)!r}: {_ORDER_LOST}"
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 from twinkle_agentic.envs.errors import EnvError
 
-__all__ = ["CallerThread", "LoopThread", "Runner", "SharedThread", "runner_for"]
+__all__ = ["CallerThread", "LoopThread", "Runner", "SharedThread", "method", "runner_for"]
 
 
 class Runner(Protocol):
@@ -87,10 +87,7 @@ class LoopThread:
             try:
                 value = function(*args, **kwargs)
                 return await value if asyncio.iscoroutine(value) else value
-            except (
-                SystemExit,
-                KeyboardInterrupt,
-            ) as error:  # would end the loop, and this wait never
+            except (SystemExit, KeyboardInterrupt) as error:  # would end the loop, not this wait
                 raise EnvError(f"the environment raised {error!r}") from error
 
         future = asyncio.run_coroutine_threadsafe(work(), self._loop)
@@ -113,12 +110,12 @@ def runner_for(env_cls: type) -> Runner:
     """Choose where an environment runs, by what its class says of itself."""
     if getattr(env_cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
         return SharedThread()
-    if overrides_async(env_cls):
+    if _overrides_async(env_cls):
         return LoopThread()
     return CallerThread()
 
 
-def overrides_async(env_cls: type) -> bool:
+def _overrides_async(env_cls: type) -> bool:
     """Whether the environment itself brings `reset_async` or `step_async`, beyond OpenEnv's own."""
     return any(_is_own(env_cls, name) for name in ("reset_async", "step_async"))
 

@@ -18,9 +18,8 @@ __all__ = ["fetch_action_schema"]
 
 logger = logging.getLogger(__name__)
 
-_FRESH_S = (
-    60.0  # a server that was replaced by another one at the same address is noticed after this long
-)
+# A server that was replaced by another one at the same address is noticed after this long.
+_FRESH_S = 60.0
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 _asked: dict[_Key, tuple[float, asyncio.Task[dict[str, Any] | None]]] = {}

@@ -228,8 +228,7 @@ class Session:
                     raise CapacityError(
                         f"no free session on {self.settings.address.http_url} within "
                         f"capacity_timeout_s={self.capacity_timeout_s:g} ({full}): run fewer "
-                        "episodes at once, "
-                        "raise capacity_timeout_s, or give the server more room "
+                        "episodes at once, raise capacity_timeout_s, or give the server more room "
                         "(max_concurrent_envs, workers)"
                     ) from full
             await asyncio.sleep(min(delay, max(left, 0.0)))

@@ -50,7 +50,7 @@ def action_kind(schema: Mapping[str, Any] | None) -> ActionKind:
     """Tell what an action schema describes; `code` where there is none."""
     if schema is None:
         return "code"
-    fields = properties(schema)
+    fields = _properties(schema)
     if {"tool_name", "arguments"} <= fields.keys() or _is_mcp_union(schema):
         return "mcp"
     if "code" in fields and set(schema.get("required", ())) <= {"code"}:
@@ -58,7 +58,7 @@ def action_kind(schema: Mapping[str, Any] | None) -> ActionKind:
     return "fields" if fields else "code"
 
 
-def properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an action schema."""
     found: Any = schema.get("properties")
     return dict(cast("dict[str, Any]", found)) if isinstance(found, Mapping) else {}
@@ -67,7 +67,7 @@ def properties(schema: Mapping[str, Any]) -> dict[str, Any]:
 def tool_from_action(schema: Mapping[str, Any], *, env_name: str | None = None) -> ToolInfo:
     """Make one tool, `env_action`, whose parameters are the fields of the action."""
     fields = {
-        name: about for name, about in properties(schema).items() if name not in _OF_THE_FRAMEWORK
+        name: about for name, about in _properties(schema).items() if name not in _OF_THE_FRAMEWORK
     }
     parameters: dict[str, Any] = {
         "type": "object",
@@ -133,7 +133,7 @@ def action_fields(
     if not takes_mcp_calls or spelt_out:
         return dict(arguments)
     call: dict[str, Any] = {"tool_name": tool, "arguments": dict(arguments)}
-    known = properties(schema or {})
+    known = _properties(schema or {})
     return {"type": "call_tool", **call} if not known or "type" in known else call
 
 
@@ -155,7 +155,7 @@ def check_fields(fields: Mapping[str, Any], schema: Mapping[str, Any] | None) ->
     """
     if schema is None:
         return
-    known = properties(schema)
+    known = _properties(schema)
     if not known:
         return
     missing = [name for name in schema.get("required", ()) if name not in fields]
@@ -185,7 +185,7 @@ def _is_mcp_union(schema: Mapping[str, Any]) -> bool:
     for variant in variants:
         name = str(variant.get("$ref", "")).rsplit("/", 1)[-1]
         resolved: Any = defs.get(name, variant)
-        if {"tool_name", "arguments"} <= properties(resolved).keys():
+        if {"tool_name", "arguments"} <= _properties(resolved).keys():
             return True
     return False
 

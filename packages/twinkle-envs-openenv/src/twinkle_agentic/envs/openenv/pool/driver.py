@@ -22,9 +22,9 @@ from twinkle_agentic.envs.openenv.pool.wire import (
 )
 from twinkle_agentic.envs.openenv.pool.workers import WorkerGoneError, Workers
 
-__all__ = ["GRACE_S", "SlotDriver"]
+__all__ = ["SlotDriver"]
 
-GRACE_S = 5.0  # beyond the limit the worker enforces itself; longer means its interpreter is stuck
+_GRACE_S = 5.0  # beyond the limit the worker enforces itself; longer means its interpreter is stuck
 _RETRY_PAUSE_S = 0.2  # between attempts to reach a worker that is being restarted
 
 
@@ -154,7 +154,7 @@ class SlotDriver:
     def _finished(self, sending: _Sending) -> Any:
         """Wait for an answer; a reset is sent again until its worker is back."""
         worker, method, requests = sending.worker, sending.method, sending.requests
-        deadline = time.monotonic() + max(r.timeout_s for r in requests) + GRACE_S
+        deadline = time.monotonic() + max(r.timeout_s for r in requests) + _GRACE_S
         try:
             while True:
                 try:
@@ -176,7 +176,7 @@ class SlotDriver:
         Returns:
             The answer, or a `Failure` that holds for all of the requests.
         """
-        deadline = time.monotonic() + max(r.timeout_s for r in requests) + GRACE_S
+        deadline = time.monotonic() + max(r.timeout_s for r in requests) + _GRACE_S
         try:
             while True:
                 try:

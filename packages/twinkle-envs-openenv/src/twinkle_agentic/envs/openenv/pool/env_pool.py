@@ -43,13 +43,13 @@ class HasWorldSize(Protocol):
 class EnvPool(BatchCalls):
     """Holds `pool_size` environments, sharded over workers.
 
-    A shard has `ceil(pool_size / workers)` slots, the last one what is left.
-    Each environment is made, stepped and closed in one thread of its own (`slot_threads`), so the
-    slots of a worker run side by side. A slot call is one RPC to the owner of the slot, a batch one
-    RPC per owner. A slot that fails, hangs or loses its worker fails alone: its results say so
-    (`done=True`, `info["error"]`, `info["error_kind"]`) until its next `reset`, which gives it a
-    new environment; Ray restarts a worker that died. Thread-safe, one caller per slot at a time;
-    not picklable. Close it, or use it in `with`.
+    A shard has `ceil(pool_size / workers)` slots, the last one what is left. Each environment is
+    made, stepped and closed in one thread of its own (`slot_threads`), so the slots of a worker run
+    side by side. A slot call is one RPC to the owner of the slot, a batch one RPC per owner. A slot
+    that fails, hangs or loses its worker fails alone: its results say so (`done=True`,
+    `info["error"]`, `info["error_kind"]`) until its next `reset`, which gives it a new environment;
+    Ray restarts a worker that died. Thread-safe, one caller per slot at a time; not picklable.
+    Close it, or use it in `with`.
 
     Args:
         pool_size: Number of slots.
@@ -235,9 +235,9 @@ class EnvPool(BatchCalls):
     def lease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
         """Lend a slot as a plain env until its `close` or `aclose`; never blocks.
 
-        Where no slot is free, the first `reset` (or `areset`) of the env waits for one, first
-        come, first served. So `env_factory=lambda trajectory: pool.lease()` lets a rollout run
-        more episodes than slots.
+        Where no slot is free, the first `reset` (or `areset`) of the env waits for one, first come,
+        first served. So `env_factory=lambda trajectory: pool.lease()` lets a rollout run more
+        episodes than slots.
 
         Args:
             timeout_s: Seconds that `reset` waits for a slot; by default `lease_timeout_s`.

@@ -18,7 +18,7 @@ from twinkle_agentic.envs.openenv.pool.wire import Failure, unpack_reply
 from twinkle_agentic.envs.openenv.pool.workers import Workers
 from twinkle_agentic.tools.limits import check_count
 
-__all__ = ["cut_into_shards", "pack_spec", "start_workers"]
+__all__ = ["FirstEnv", "cut_into_shards", "start_workers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def start_workers(
     else:
         workers = RayWorkers(
             shards,
-            pack_spec(env_factory, env_kwargs),
+            _pack_spec(env_factory, env_kwargs),
             slot_threads=slot_threads,
             num_cpus=num_cpus,
             worker_options=worker_options,
@@ -103,7 +103,7 @@ def start_workers(
     return workers, first
 
 
-def pack_spec(env_factory: EnvFactory | None, env_kwargs: Mapping[str, Any]) -> bytes:
+def _pack_spec(env_factory: EnvFactory | None, env_kwargs: Mapping[str, Any]) -> bytes:
     """Pickle what a worker makes its environments from; what `__main__` defines goes by value.
 
     Raises:

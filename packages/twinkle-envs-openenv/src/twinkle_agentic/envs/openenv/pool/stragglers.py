@@ -24,10 +24,8 @@ class Stragglers:
 
     def __init__(self, driver: SlotDriver) -> None:
         self._driver = driver
-        self._batch_of: dict[
-            int, _Batch
-        ] = {}  # slot -> the batch whose result is not collected yet
-        self._late: dict[int, Any] = {}
+        self._batch_of: dict[int, _Batch] = {}  # slot -> the batch its running step belongs to
+        self._late: dict[int, Any] = {}  # slot -> a result that was not collected yet
         self._news = asyncio.Event()
 
     def holds(self, slot: int) -> bool:

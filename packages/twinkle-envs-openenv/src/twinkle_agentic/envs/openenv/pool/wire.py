@@ -30,10 +30,12 @@ __all__ = [
     "Failure",
     "Op",
     "SlotRequest",
+    "as_result",
     "failure_of",
     "pack_reply",
     "pack_request",
     "unpack_reply",
+    "value_or_raise",
 ]
 
 Op = Literal["make", "reset", "step", "tools", "evaluate"]
