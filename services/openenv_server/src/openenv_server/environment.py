@@ -71,7 +71,7 @@ class _Remembering:
 
 
 _coding_env = import_coding_env("server.python_codeact_env")
-BASE_NAME = "coding_env" if _coding_env is not None else "openenv_server"
+_BASE_NAME = "coding_env" if _coding_env is not None else "openenv_server"
 if TYPE_CHECKING:
     _Base = CodingBase
 else:
@@ -167,7 +167,7 @@ class CodingEnvironment(_Base):
             for key, value in observation.metadata.items()
             if key != "last_code"  # the whole action again
         }
-        metadata |= {"executor": self._executor.name, "base": BASE_NAME}
+        metadata |= {"executor": self._executor.name, "base": _BASE_NAME}
         if failure is not None:
             metadata["failure"] = failure.value
         observation.metadata = metadata

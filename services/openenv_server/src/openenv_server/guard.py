@@ -20,7 +20,15 @@ from typing import Any, NoReturn, cast
 from openenv_server.formats import FRAME_NAMES, guarded_format
 from openenv_server.interpreter import InterpreterError, install
 
-__all__ = ["OWN_MODULE", "del_attribute", "exact_text", "get_attribute", "is_own", "set_attribute"]
+__all__ = [
+    "OWN_MODULE",
+    "del_attribute",
+    "exact_text",
+    "get_attribute",
+    "has_attribute",
+    "is_own",
+    "set_attribute",
+]
 
 OWN_MODULE = "__main__"
 

@@ -51,8 +51,8 @@ class Settings:
         max_concurrent_envs: Sessions of one worker process; one more is refused with
             `CAPACITY_REACHED`. The whole server holds workers times this. 1 to 100,000.
         executor: `strict` runs code as CPython would or fails the step, so far as the two have been
-            compared; `stock` is the
-            interpreter of OpenEnv's `coding_env` as it is, wrong values included.
+            compared; `stock` is the interpreter of OpenEnv's `coding_env` as it is, wrong values
+            included.
         step_timeout_s: Seconds of wall time for one step, 0.1 to 86,400. It ends code that the
             interpreter is evaluating; one long call into C runs to its end.
         max_output_chars: Characters kept of stdout and of stderr, each: head and tail, with a

@@ -8,11 +8,7 @@ import warnings
 from typing import Any
 
 from openenv_server.executor import ExecResult, Failure
-from openenv_server.interpreter import BASE_IMPORTS, InterpreterError, evaluate_ast
-from openenv_server.names import StepTimeoutError
-from openenv_server.output import bound_text
-from openenv_server.settings import Settings
-from openenv_server.stock import (
+from openenv_server.failures import (
     exit_code_of,
     failed_line,
     is_from_code,
@@ -20,6 +16,10 @@ from openenv_server.stock import (
     timeout_text,
     too_long,
 )
+from openenv_server.interpreter import BASE_IMPORTS, InterpreterError, evaluate_ast
+from openenv_server.names import StepTimeoutError
+from openenv_server.output import bound_text
+from openenv_server.settings import Settings
 from openenv_server.strict.errors import as_python
 from openenv_server.strict.nodes import RefusedError
 from openenv_server.strict.rewrite import prepare

@@ -85,9 +85,7 @@ class Expressions(Scope):
                 node.func = load("call_method@")
             else:  # the interpreter looks a method up twice, and `print` by its name
                 node.func = call("method", node.func.value, constant(name))
-        elif not isinstance(
-            node.func, ast.Call | ast.Lambda | ast.Attribute | ast.Name | ast.Subscript
-        ):
+        elif not isinstance(node.func, _DIRECT):
             node.func = call("same", node.func)
         self.generic_visit(node)
         return node

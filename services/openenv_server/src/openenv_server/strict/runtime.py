@@ -76,7 +76,7 @@ def helpers(names: Names) -> dict[str, Any]:
     return {f"{name}@": value for name, value in tools.items()}
 
 
-def is_from_limit(error: BaseException) -> bool:
+def _is_from_limit(error: BaseException) -> bool:
     """Tell what no part of the code may swallow: what the interpreter or the worker cannot do."""
     return isinstance(as_python(error), InterpreterError) or isinstance(error, MemoryError)
 
@@ -93,7 +93,7 @@ class _Handles:
             self._kinds = cast("tuple[Any, ...]", kind)
 
     def __instancecheck__(self, error: BaseException) -> bool:
-        if isinstance(error, CONTROL_FLOW) or is_from_limit(error):
+        if isinstance(error, CONTROL_FLOW) or _is_from_limit(error):
             return False
         error = as_python(error)
         for kind in self._kinds:
@@ -124,7 +124,7 @@ class _Context:
         if error is None or isinstance(error, CONTROL_FLOW):
             self._real.__exit__(None, None, None)
             return False
-        if is_from_limit(error):
+        if _is_from_limit(error):
             return False
         error = as_python(error)
         return bool(self._real.__exit__(type(error), error, trace))
