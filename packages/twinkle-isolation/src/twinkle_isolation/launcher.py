@@ -59,10 +59,13 @@ class Launcher:
         cgroups: Use control groups where they are writable.
         spares: Sandboxes kept ready, so that `create` only has to hand one out; each costs about 3
             MB.
-        answer_timeout_s: How long the supervisor of a sandbox may be silent while something is
-            asked of it; after that the sandbox is killed and what waits raises `SandboxLostError`.
-            Give more than the longest single file operation takes.
-        spare_spec: What they are like. `create` with an equal spec and no archive takes one.
+        spare_spec: What the spares are like. `create` with an equal spec and no archive takes one.
+        answer_timeout_s: Seconds the supervisor of a sandbox may be silent while something is asked
+            of it; after that the sandbox is killed and what waits raises `SandboxLostError`. Give
+            more than the longest single file operation takes.
+
+    Raises:
+        ValueError: `isolation` is unknown, or `answer_timeout_s` is not above 0.
 
     Example:
         >>> async with Launcher() as launcher, await launcher.create() as sandbox:

@@ -133,7 +133,20 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirEntry:
-    """One file, directory, link or other thing in a sandbox."""
+    """One file, directory, link or other thing in a sandbox.
+
+    Attributes:
+        name: The last part of its path.
+        path: Where it is, absolute.
+        type: What it is; links are not followed.
+        size: In bytes.
+        mode: Its permission bits.
+        permissions: The same as `ls -l` shows them, with the type in front: `-rw-r--r--`.
+        owner: `user` or `root`.
+        group: Likewise.
+        modified_ns: Nanoseconds since 1970.
+        target: Where a link points.
+    """
 
     name: str
     path: str
@@ -149,7 +162,13 @@ class DirEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchEvent:
-    """One change below a watched directory; `overflow` means that some were lost."""
+    """One change below a watched directory.
+
+    Attributes:
+        kind: What happened; `overflow` means that changes were lost.
+        name: The path below the watched directory.
+        path: The absolute path; empty of an `overflow`.
+    """
 
     kind: Literal["create", "write", "remove", "rename", "chmod", "overflow"]
     name: str
@@ -160,7 +179,12 @@ class WatchEvent:
 class Usage:
     """What a sandbox uses now.
 
-    The disk figures are those of its file system; `cpu_s` is the processor time since its start.
+    Attributes:
+        processes: Processes, without the supervisor.
+        memory_bytes: Their anonymous and shared memory.
+        cpu_s: Processor time since its start, in seconds.
+        disk_used_bytes: Of its file system.
+        disk_total_bytes: Size of its file system.
     """
 
     processes: int

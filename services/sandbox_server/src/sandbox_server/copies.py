@@ -17,8 +17,8 @@ async def snapshot(registry: Registry, record: SandboxRecord, names: list[str]) 
     """Save the files of a sandbox (no memory); its processes stand still meanwhile.
 
     Raises:
-        ApiError: Too many snapshots (429), too long (413), no space (507), the sandbox is gone
-        (404).
+        ApiError: Too many snapshots (429), too long (413), no space (507), a file cannot be read
+            (400), the files cannot be read in time (504), the sandbox is gone (404).
     """
     source = registry.templates.find(record.template_id)
     template = Template(

@@ -73,7 +73,6 @@ class ProcessService:
             output_limit=self.max_output,
         )
         running = RunningProcess(process, config, tag)
-        running.is_pty = size is not None
         subscription = running.subscribe()
         self.record.processes.add(running)
         async for event in self._events(running, subscription, process):

@@ -72,7 +72,6 @@ class RunningProcess:
         self.process = process
         self.config = config
         self.tag = tag
-        self.is_pty = False
         self.subscriptions: set[Subscription] = set()
         self.task: asyncio.Task[None] | None = None
 

@@ -1,4 +1,5 @@
 """What runs on the other side: the zygote that starts sandboxes and the supervisor inside each one.
 
-Nothing here is imported by the host process; nothing outside the standard library is imported here.
+Nothing outside the standard library is imported here. Of it the host imports the system call filter
+alone, to say whether there is one.
 """

@@ -216,12 +216,11 @@ def open_read(path: str) -> tuple[int, int]:
     return fd, _check_regular(fd, path)
 
 
-def open_write(path: str, mode: int | None, *, append: bool = False) -> int:
-    """Open a regular file for writing, made with its parents or emptied (unless `append`)."""
+def open_write(path: str, mode: int | None) -> int:
+    """Open a regular file for writing, made with its parents or emptied."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    extra = os.O_APPEND if append else os.O_TRUNC
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | extra | _OPEN, 0o644)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a fifo that nobody reads
             raise Failure("invalid_argument", f"path is not a regular file: {path!r}") from error

@@ -12,6 +12,8 @@ from twinkle_isolation._guest import orphans
 __all__ = ["INTERVAL_S", "DiskWatch", "Guard"]
 
 INTERVAL_S = 0.1
+"""Between two looks of a `Guard`, while programs run."""
+
 _DISK_INTERVAL_S = 0.5
 _MAX_ENTRIES = 200_000
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -19,7 +21,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class DiskWatch:
-    """Count what lies below a directory, at most once a second; for sandboxes without a tmpfs."""
+    """Count what lies below a directory, at most twice a second; for sandboxes without a tmpfs."""
 
     def __init__(self, directory: str, limit_bytes: int) -> None:
         self.directory = directory
