@@ -41,7 +41,6 @@ class Package:
     folder: str
     extras: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()  # further distributions of the workspace
-    requirements: tuple[str, ...] = ()
 
 
 PACKAGES = [

@@ -102,10 +102,10 @@ class APIMultiTurnRollout(Rollout):
             `tool_manager` and `env_factory`.
 
     Example:
-        >>> rollout = APIMultiTurnRollout(api, env_factory=lambda trajectory: MyEnv())  # doctest:
-        +SKIP
-        >>> rollout([{"messages": [{"role": "user", "content": "Play."}]}])[0]["reward"]  # doctest:
-        +SKIP 1.0
+        >>> rollout = APIMultiTurnRollout(api, env_factory=lambda trajectory: MyEnv())
+        >>> tasks = [{"messages": [{"role": "user", "content": "Play."}]}]
+        >>> rollout(tasks)[0]["reward"]
+        1.0
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class APIMultiTurnRollout(Rollout):
             trajectories: Prompts, or trajectories to continue; not changed. `tools` in one
                 overrides the manager's definitions. `user_data` reaches the env's `reset`.
             **kwargs: For this call only: `sampling_params`, `tool_manager`, `env_factory`,
-            `extra_body` (added to the
-                rollout's), `global_step` (for the names of traces), `on_done`.
+                `extra_body` (added to the rollout's), `global_step` (for the names of traces),
+                `on_done`.
 
         Returns:
             One trajectory per input, in the same order.

@@ -19,8 +19,7 @@ class TokenTurn(TypedDict):
     logprobs: list[float] | None
     """One per id of `token_ids`."""
     problem: str | None
-    """Why a trainer must not use the turn: missing, lengths differ, no numbers; `None` if it
-    may."""
+    """Why a trainer must not use the turn (missing, lengths differ, no numbers); else `None`."""
 
 
 class FinishedTrajectory(Trajectory):

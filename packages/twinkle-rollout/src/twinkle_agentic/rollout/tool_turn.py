@@ -15,7 +15,7 @@ from twinkle_agentic.tools.text import to_text
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.tool_manager import ToolManager
 
-__all__ = ["StepLog", "Toolbox", "run_calls"]
+__all__ = ["StepLog", "Toolbox", "env_tools", "run_calls"]
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ async def run_calls(
 
 
 def env_tools(manager: Any) -> dict[str, Any]:
-    """Return the tools of a manager behind which an environment stands, by name."""
+    """Return the tools of a manager that have an environment behind them, by name."""
     names: Any = manager.names() if hasattr(manager, "names") else []
     if hasattr(manager, "tools"):
         tools: Any = manager.tools()

@@ -7,14 +7,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-__all__ = ["EnvFactory", "Limits", "ResetObservation", "StopReason", "require_positive"]
+from twinkle_agentic.tools.types import user_data_dict
+
+__all__ = [
+    "EnvFactory",
+    "Limits",
+    "ResetObservation",
+    "StopReason",
+    "require_positive",
+    "user_data_of",
+]
 
 EnvFactory = Callable[[Any], Any]
 """Makes the env of one trajectory; a plain function (run in a thread) or a coroutine function."""
 
 ResetObservation = Literal["append", "message", "ignore"]
-"""Where the observation of `reset` goes: into the last user message, a message of its own,
-nowhere."""
+"""Where the observation of `reset` goes: the last user message, one of its own, nowhere."""
 
 
 class StopReason(StrEnum):
@@ -70,9 +78,14 @@ class Limits:
     def __post_init__(self) -> None:
         if isinstance(self.max_turns, bool) or self.max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, found {self.max_turns!r}")
-        for name in ("max_trajectory_tokens", "deadline_s", "request_timeout_s"):
-            require_positive(name, getattr(self, name))
-        for name in ("tool_timeout_s", "reset_timeout_s", "evaluate_timeout_s"):
+        for name in (
+            "max_trajectory_tokens",
+            "deadline_s",
+            "request_timeout_s",
+            "tool_timeout_s",
+            "reset_timeout_s",
+            "evaluate_timeout_s",
+        ):
             require_positive(name, getattr(self, name))
         if not self.close_timeout_s > 0:
             raise ValueError(f"close_timeout_s must be above 0, found {self.close_timeout_s!r}")
@@ -90,8 +103,6 @@ def require_positive(name: str, value: float | None) -> None:
 
 def user_data_of(trajectory: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task data of a trajectory; empty where it is unreadable."""
-    from twinkle_agentic.tools.types import user_data_dict
-
     try:
         return user_data_dict(trajectory)
     except ValueError:

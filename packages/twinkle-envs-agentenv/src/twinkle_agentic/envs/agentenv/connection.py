@@ -54,8 +54,7 @@ class Connection:
         """Fill in what was not given from `E2B_API_URL`, `E2B_SANDBOX_URL` and `E2B_API_KEY`.
 
         The sandbox address follows the API address, so one URL is enough. `E2B_SANDBOX_URL` belongs
-        to
-        `E2B_API_URL`: it does not redirect the sandboxes of another server given as `api_url`.
+        to `E2B_API_URL`: it does not redirect the sandboxes of another server given as `api_url`.
 
         Raises:
             ValueError: A URL is no http(s) URL, `request_timeout` is not above 0, an option is

@@ -15,10 +15,7 @@ from twinkle_agentic.envs.agentenv import labels
 from twinkle_agentic.envs.agentenv.access import SandboxAccess
 from twinkle_agentic.envs.agentenv.command_tool import CommandTemplate
 from twinkle_agentic.envs.agentenv.connection import Connection
-from twinkle_agentic.envs.agentenv.default_tools import (
-    DEFAULT_TOOLS,
-    text_argument,
-)
+from twinkle_agentic.envs.agentenv.default_tools import DEFAULT_TOOLS, text_argument
 from twinkle_agentic.envs.agentenv.errors import (
     CommandBrokenError,
     SandboxRefusedError,

@@ -133,8 +133,7 @@ def read_failure(error: BaseException) -> Failure:
         return Failure(fault=Fault.UNREACHABLE, words=words, ambiguous=True)
     if isinstance(error, SandboxException) and "not proxyable" in words:
         return Failure(fault=Fault.PAUSED, words=words, status=410)
-    # An answer that could not be decoded, a stream without its end, an error of envd without a
-    # code.
+    # An answer that could not be decoded, a stream without its end, an error without a code.
     return Failure(fault=Fault.SERVER, words=words, ambiguous=True)
 
 

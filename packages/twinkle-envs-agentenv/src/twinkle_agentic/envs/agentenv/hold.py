@@ -48,7 +48,6 @@ class Hold:
         lease = self.lease
         if lease is not None and not lease.killed:
             logger.warning("an AgentEnv was dropped without close(): killing its sandbox")
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the interpreter exits: its hook kills them all
+            # A RuntimeError: the interpreter exits and starts no thread; its hook kills them all.
+            with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self.release, daemon=True).start()
