@@ -12,8 +12,9 @@ from twinkle_agentic.envs.base import Env
 from twinkle_agentic.protocol.openai import OpenAI
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
 from twinkle_agentic.rollout.cli.output import RunOutput
+from twinkle_agentic.rollout.cli.progress import make_progress
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
-from twinkle_agentic.rollout.cli.report import make_progress, print_summary, print_table, unscored
+from twinkle_agentic.rollout.cli.report import print_summary, print_table, unscored
 from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["execute"]
@@ -31,7 +32,7 @@ def execute(
     """Roll out all tasks, write and show what came of them.
 
     Args:
-        console: Where progress and tables go.
+        console: Where tables go, and the progress where it is a terminal (else to stderr).
         tasks: The trajectories to start from.
         api: The model endpoint.
         env_factory: Makes the env of one trajectory.
@@ -42,18 +43,11 @@ def execute(
         The exit code: 0 where every trajectory has a reward, else 1.
     """
     start = time.monotonic()
-    scored = failed = 0
-    with output, make_progress(console) as progress:
-        bar = progress.add_task("episodes", total=len(tasks), scored=0, failed=0)
+    with output, make_progress(console, len(tasks)) as progress:
 
         def on_done(trajectory: Any) -> None:
-            nonlocal scored, failed
             output.add(trajectory)
-            if trajectory.get("reward") is None:
-                failed += 1
-            else:
-                scored += 1
-            progress.update(bar, advance=1, scored=scored, failed=failed)
+            progress.add(scored=trajectory.get("reward") is not None)
 
         rollout = APIMultiTurnRollout(
             api=api,

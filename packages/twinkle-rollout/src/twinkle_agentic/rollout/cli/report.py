@@ -1,4 +1,4 @@
-"""What a person sees of a run: progress while it goes on, a table when it is over."""
+"""What a person sees of a run that is over: a table, and the figures of the whole."""
 
 from __future__ import annotations
 
@@ -9,35 +9,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
-__all__ = ["make_progress", "print_summary", "print_table", "unscored"]
+__all__ = ["print_summary", "print_table", "unscored"]
 
 _OTHER_COLUMNS = 6 + 5 + 11 + 7 + 6 * 3 + 1  # their widths, with the padding and rules of all six
 _SHOWN_ERRORS = 5
 _SHOWN_ROWS = 40  # a longer table scrolls off the screen; the file has all
-
-
-def make_progress(console: Console) -> Progress:
-    """Return the progress bar of a run; on a console that is no terminal it stays silent."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[scored]} scored, {task.fields[failed]} failed"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
 
 
 def print_table(console: Console, trajectories: Sequence[Mapping[str, Any]]) -> None:

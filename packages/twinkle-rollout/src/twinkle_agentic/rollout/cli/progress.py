@@ -1,0 +1,173 @@
+"""How far a run is: a bar on a terminal, elsewhere a line on stderr now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+__all__ = ["ProgressBar", "ProgressLines", "RunProgress", "make_progress"]
+
+_INTERVAL_S = 30.0  # often enough for a log file to show that the job lives
+_TENTHS = 10
+
+
+class RunProgress(Protocol):
+    """Counts the trajectories of a run as they end; a context manager around it."""
+
+    def __enter__(self) -> Self:
+        """Start to show."""
+        ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop to show."""
+        ...
+
+    def add(self, *, scored: bool) -> None:
+        """Count one trajectory that ended, with a reward or without."""
+        ...
+
+
+def make_progress(console: Console, total: int) -> RunProgress:
+    """Return a bar where a person watches the console, lines on stderr elsewhere.
+
+    Args:
+        console: Of the run.
+        total: Trajectories.
+    """
+    if console.is_interactive and console.file.isatty():
+        return ProgressBar(console, total)
+    return ProgressLines(total)
+
+
+class ProgressBar:
+    """A bar that is drawn anew in its place."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._scored = self._failed = 0
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[scored]} scored, {task.fields[failed]} failed"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._bar = self._progress.add_task("episodes", total=total, scored=0, failed=0)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def add(self, *, scored: bool) -> None:
+        """Count one trajectory that ended, with a reward or without."""
+        self._scored += scored
+        self._failed += not scored
+        self._progress.update(self._bar, advance=1, scored=self._scored, failed=self._failed)
+
+
+class ProgressLines:
+    """A line at the start, after each tenth of the trajectories, and after `interval_s` without.
+
+    So a run writes two lines a minute and eleven more at most, and its log shows that it lives also
+    while no trajectory ends.
+
+    Args:
+        total: Trajectories.
+        write: Takes one line with its line break; by default it goes to stderr.
+        interval_s: Seconds from one line to the next where no tenth comes between.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        write: Callable[[str], None] | None = None,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        self._total = total
+        self._write = write or _to_stderr
+        self._interval_s = interval_s
+        self._scored = self._failed = 0
+        self._started = self._said = time.monotonic()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="twinkle-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._started = time.monotonic()
+        self._say()
+        self._ticker.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._ticker.join()
+
+    def add(self, *, scored: bool) -> None:
+        """Count one trajectory that ended, with a reward or without."""
+        with self._lock:
+            before = self._done * _TENTHS // self._total
+            self._scored += scored
+            self._failed += not scored
+            if self._done * _TENTHS // self._total > before:
+                self._say()
+
+    @property
+    def _done(self) -> int:
+        return self._scored + self._failed
+
+    def _say(self) -> None:
+        self._said = time.monotonic()
+        self._write(
+            f"progress: {self._done} of {self._total} episodes done, {self._scored} scored, "
+            f"{self._failed} failed, {self._said - self._started:.0f} s\n"
+        )
+
+    def _tick(self) -> None:
+        wait_s = self._interval_s
+        while not self._ended.wait(wait_s):
+            with self._lock:
+                wait_s = self._said + self._interval_s - time.monotonic()
+                if wait_s <= 0:
+                    self._say()
+                    wait_s = self._interval_s
+
+
+def _to_stderr(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a line that is lost must not end a run
+        sys.stderr.write(line)
+        sys.stderr.flush()
