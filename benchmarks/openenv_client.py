@@ -110,7 +110,6 @@ async def bare_many(port: int, sessions: int, rounds: int) -> tuple[float, float
     sockets = [
         await connect(f"ws://127.0.0.1:{port}/ws", compression=None) for _ in range(sessions)
     ]
-    before = threading.active_count()
 
     async def episode(socket: Any) -> None:
         for _ in range(rounds):
@@ -125,19 +124,18 @@ async def bare_many(port: int, sessions: int, rounds: int) -> tuple[float, float
         (time.process_time() - cpu) / total * 1e6,
     )
     await asyncio.gather(*(socket.close() for socket in sockets))
-    return *figures, threading.active_count() - before
+    return *figures, threading.active_count() - 1
 
 
 async def ours_many(port: int, sessions: int, rounds: int) -> tuple[float, float, int]:
     from twinkle_agentic.envs.openenv import OpenEnvClient
 
-    threads = threading.active_count()
     envs = [
         OpenEnvClient("none_such", base_url=f"http://127.0.0.1:{port}", tools=[])
         for _ in range(sessions)
     ]
     await asyncio.gather(*(env.areset() for env in envs))
-    threads = threading.active_count() - threads
+    threads = threading.active_count() - 1  # all but the one that the program began with
 
     async def episode(env: Any) -> None:
         for _ in range(rounds):
@@ -179,16 +177,22 @@ def child(what: str, port: int, sessions: int, steps: int) -> list[float]:
 
 
 def run_child(what: str, port: int, sessions: int, steps: int) -> None:
+    from twinkle_agentic.envs.background import run_sync
+
     result: Any
     match what:
         case "bare":
             result = asyncio.run(bare(port, steps))
-        case "ours":
+        case "in a rollout":  # which runs on the loop that the clients have
+            result = run_sync(ours(port, steps))
+        case "on a loop of its own":
             result = asyncio.run(ours(port, steps))
-        case "ours_sync":
+        case "synchronous":
             result = ours_sync(port, steps)
-        case "bare_many":
+        case "many bare":
             result = asyncio.run(bare_many(port, sessions, steps))
+        case "many in a rollout":
+            result = run_sync(ours_many(port, sessions, steps))
         case _:
             result = asyncio.run(ours_many(port, sessions, steps))
     print(json.dumps(result))
@@ -220,26 +224,27 @@ def main() -> None:
         table = Table(title="one session, one step after another (medians)")
         for column in ("", "us wall", "us CPU", "CPU / bare"):
             table.add_column(column, justify="right")
-        rows = {name: medians(name, 1, arguments.steps) for name in ("bare", "ours", "ours_sync")}
+        kinds = ("bare", "in a rollout", "on a loop of its own", "synchronous")
+        rows = {name: medians(name, 1, arguments.steps) for name in kinds}
         for name, (wall, cpu) in rows.items():
             table.add_row(name, f"{wall:.0f}", f"{cpu:.0f}", f"{cpu / rows['bare'][1]:.2f}")
         Console().print(table)
 
         table = Table(title="many sessions at once (medians)")
-        for column in ("sessions", "", "us wall/step", "us CPU/step", "CPU / bare", "new threads"):
+        for column in ("sessions", "", "us wall/step", "us CPU/step", "CPU / bare", "threads"):
             table.add_column(column, justify="right")
         for sessions in arguments.sessions:
             steps = max(10_000 // sessions, 5)
-            base = medians("bare_many", sessions, steps)
-            mine = medians("ours_many", sessions, steps)
-            for name, row in (("bare", base), ("ours", mine)):
+            kinds = ("bare", "in a rollout", "on a loop of its own")
+            rows = {name: medians(f"many {name}", sessions, steps) for name in kinds}
+            for name, (wall, cpu, threads) in rows.items():
                 table.add_row(
                     str(sessions),
                     name,
-                    f"{row[0]:.0f}",
-                    f"{row[1]:.0f}",
-                    f"{row[1] / base[1]:.2f}",
-                    f"{row[2]:.0f}",
+                    f"{wall:.0f}",
+                    f"{cpu:.0f}",
+                    f"{cpu / rows['bare'][1]:.2f}",
+                    f"{threads:.0f}",
                 )
         Console().print(table)
 
