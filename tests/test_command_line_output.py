@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,3 +39,90 @@ def test_a_run_without_a_terminal_says_on_stderr_how_far_it_is(tmp_path: Path) -
     assert "progress" not in done.stdout
     ended = [int(re.findall(r"\d+", line)[0]) for line in lines]
     assert ended == sorted(ended)
+
+
+def left_running(mark: str) -> list[str]:
+    """The command lines of processes that were started with `MARK=mark` in their environment."""
+    found: list[str] = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or folder.name == str(os.getpid()):
+            continue
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            if f"MARK={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append((folder / "cmdline").read_text())
+    return found
+
+
+def to_full_disk(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    with open("/dev/full", "w") as full:
+        return subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, **options
+        )
+
+
+def to_closed_pipe(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """As `command | head -1`."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes, **options) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+        process.wait(LIMIT_S)
+    return subprocess.CompletedProcess(command, process.returncode, "", errors)
+
+
+def to_nothing(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """As `command >&-`."""
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    return subprocess.run(closing, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, **options)
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (to_full_disk, "No space left on device"),
+        (to_closed_pipe, "Broken pipe"),
+        (to_nothing, "it is closed"),
+    ],
+)
+def test_a_stdout_that_cannot_be_written_costs_the_table_and_no_result(
+    tmp_path: Path, run: Any, why: str
+) -> None:
+    mark = str(tmp_path)
+    done = run(QUICKSTART, cwd=tmp_path, env={**os.environ, "MARK": mark})
+    assert done.returncode == 74, done.stderr
+    said = [line for line in done.stderr.splitlines() if not line.startswith("progress: ")]
+    assert said == [
+        f"error: standard output cannot be written ({why}): the work goes on, and result files are "
+        "written"
+    ]
+    assert len(rows(tmp_path)) == 32
+    assert not left_running(mark)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor"], ["run", "--help"]])
+def test_no_command_ends_with_a_traceback_for_want_of_a_stdout(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    done = to_full_disk([*QUICKSTART[:-1], *arguments], cwd=tmp_path)
+    assert done.returncode == 74, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_a_refusal_is_a_refusal_without_a_stdout_too(tmp_path: Path) -> None:
+    options = ["--env", "json:dumps", "--model", "m", "--model-url", "http://127.0.0.1:1/v1"]
+    done = to_full_disk([*QUICKSTART[:-1], "run", "absent.jsonl", *options], cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot read the tasks")
+
+
+def test_nothing_is_raised_where_stderr_cannot_be_written_either(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            QUICKSTART, cwd=tmp_path, stdout=full, stderr=full, timeout=LIMIT_S, check=False
+        )
+    assert done.returncode == 74
+    assert len(rows(tmp_path)) == 32

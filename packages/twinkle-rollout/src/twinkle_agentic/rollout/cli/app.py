@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -27,7 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="From a model endpoint and environments to scored trajectories.\n\n"
     "Exit codes: 0 all is well, 1 the work is done but something in it failed, "
-    "2 the input was refused before anything started, 128 + n ended by signal n (130: Ctrl-C).",
+    "2 the input was refused before anything started, 74 all is well but standard output could not "
+    "be written, 128 + n ended by signal n (130: Ctrl-C).",
 )
 
 
@@ -242,9 +241,6 @@ def _exit(command: Callable[[Console], int]) -> None:
 
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _stop)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a table must not fail on an ASCII terminal
     console, errors = Console(), Console(stderr=True)
     try:
         code = command(console)
