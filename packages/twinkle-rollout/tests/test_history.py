@@ -134,7 +134,6 @@ def test_the_raw_call_is_what_is_executed() -> None:
         turn=3,
         used_ids=set(),
         offered=("f",),
-        keep_calls=True,
     )
     assert reply.calls == [call("call_3_0", "f", '{"a": ')]
     assert reply.message["tool_calls"] == [call("call_3_0", "f", "{}")]
@@ -142,7 +141,7 @@ def test_the_raw_call_is_what_is_executed() -> None:
 
 
 def test_what_is_no_message_becomes_one() -> None:
-    reply = read_reply(7, turn=1, used_ids=set(), offered=(), keep_calls=True)
+    reply = read_reply(7, turn=1, used_ids=set(), offered=())
     assert reply.message == {"role": "assistant", "content": "7"}
 
 

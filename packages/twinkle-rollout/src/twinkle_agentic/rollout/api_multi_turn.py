@@ -280,7 +280,7 @@ class APIMultiTurnRollout(Rollout):
             out["timing"] = {"queued": waited, **out["timing"]}
             if self._traces is not None:
                 path, problem = await self._write_trace(
-                    self._traces, out, position, step, episode.raw_replies
+                    self._traces, out, position, step, episode.transcript.raw_replies
                 )
                 out["trace_path"] = path
                 if problem is not None:

@@ -6,34 +6,19 @@ import asyncio
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, cast
 
 from twinkle_agentic.envs.errors import TwinkleEnvError
 from twinkle_agentic.protocol.errors import ApiError
 from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.protocol.reply import Completion, error_of
+from twinkle_agentic.rollout.types import Failure
 from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.threads import ThreadPool
 
-__all__ = ["Ask", "Failure", "failure_of"]
+__all__ = ["Ask", "failure_of"]
 
 _DEFAULT_REQUEST_TIMEOUT_S = 600.0  # of API objects that have no limit of their own
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a trajectory ended early.
-
-    Attributes:
-        text: What happened; `None` for no failure.
-        kind: An `ApiErrorKind` or `ErrorKind` value, `unparsed_tool_call`, or `internal`.
-        retryable: Whether a new attempt may well succeed.
-    """
-
-    text: str | None = None
-    kind: str | None = None
-    retryable: bool = False
 
 
 class Ask:

@@ -12,9 +12,7 @@ from typing import Any
 from twinkle_agentic.envs.base import overrides_evaluate
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError
-from twinkle_agentic.protocol.fields import fields_of, items_of
-from twinkle_agentic.protocol.request import Conversation
-from twinkle_agentic.rollout.asking import Ask, Failure, failure_of
+from twinkle_agentic.rollout.asking import Ask, failure_of
 from twinkle_agentic.rollout.env_session import (
     add_observation,
     close_env,
@@ -22,17 +20,18 @@ from twinkle_agentic.rollout.env_session import (
     reset_env,
     score_env,
 )
-from twinkle_agentic.rollout.history import (
-    NOT_EXECUTED,
-    Reply,
-    looks_like_call,
-    read_reply,
-    tool_message,
-    wire_history,
-)
+from twinkle_agentic.rollout.finished import outcome_fields
+from twinkle_agentic.rollout.history import NOT_EXECUTED, Reply, looks_like_call
 from twinkle_agentic.rollout.tokens import TokenLog
-from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
-from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation, StopReason
+from twinkle_agentic.rollout.tool_turn import Toolbox, failure_in, run_calls
+from twinkle_agentic.rollout.transcript import Transcript
+from twinkle_agentic.rollout.types import (
+    EnvFactory,
+    Failure,
+    Limits,
+    ResetObservation,
+    StopReason,
+)
 from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.threads import ThreadPool, run_blocking, use_pool
 from twinkle_agentic.tools.tool_manager import ToolManager
@@ -79,6 +78,9 @@ class Episode:
         plan: What it shares with the others.
         trajectory: The input; not changed.
         manager: Its tool manager; `None` with an env factory.
+
+    Attributes:
+        transcript: What was said.
     """
 
     def __init__(self, plan: Plan, trajectory: Mapping[str, Any], manager: Any | None) -> None:
@@ -86,16 +88,9 @@ class Episode:
         self._input = trajectory
         self._env: Any = None
         self._toolbox = Toolbox(ToolManager() if manager is None else manager)
-        self._messages: list[dict[str, Any]] = [
-            dict(fields_of(message)) for message in items_of(trajectory.get("messages"))
-        ]
-        self._wire = Conversation([])
-        self._used_ids: set[str] = set()
-        self._tools: list[Any] | None = None
-        self._offered: frozenset[str] = frozenset()
+        self.transcript = Transcript(trajectory.get("messages"))
         self._deadline = Deadline(plan.limits.deadline_s)
         self._started = time.monotonic()
-        self._turns = 0
         self._stop: StopReason | None = None
         self._failure: Failure | None = None
         self._eval_reward: float | None = None
@@ -103,7 +98,6 @@ class Episode:
         self._close_error: str | None = None
         self._tokens = TokenLog(want_ids=plan.ask.wants_ids, want_logprobs=plan.ask.wants_logprobs)
         self._unparsed = 0
-        self.raw_replies: list[dict[str, Any]] = []
         self._timing: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
 
     async def run(self) -> dict[str, Any]:
@@ -166,36 +160,20 @@ class Episode:
             else:
                 self._end(StopReason.ENV_ERROR, failure_of(error, default="env"))
             return
-        info = fields_of(getattr(result, "info", None))
-        if info.get("error"):
-            self._end(
-                StopReason.ENV_ERROR,
-                Failure(
-                    str(info["error"]),
-                    str(info.get("error_kind") or "env"),
-                    bool(info.get("retryable")),
-                ),
-            )
+        if (failure := failure_in(result)) is not None:
+            self._end(StopReason.ENV_ERROR, failure)
         elif getattr(result, "done", False):
             self._end(StopReason.ENV_DONE)
         observation: Any = getattr(result, "observation", None)
         if observation and self._plan.reset_observation != "ignore":
-            add_observation(self._messages, str(observation), self._plan.reset_observation)
+            add_observation(
+                self.transcript.messages, str(observation), self._plan.reset_observation
+            )
 
     async def _converse(self) -> None:
-        limits = self._plan.limits
-        self._tools = self._input.get("tools")
-        if self._tools is None:
-            infos: Any = self._toolbox.manager.tool_infos()
-            self._tools = infos or None
-        self._offered = frozenset(
-            str(fields_of(fields_of(tool).get("function")).get("name"))
-            for tool in self._tools or ()
-        )
-        self._wire = Conversation(
-            wire_history(self._messages, used_ids=self._used_ids, offered=self._offered)
-        )
-        if not self._wire:
+        tools: Any = self._input.get("tools")
+        self.transcript.begin(self._toolbox.manager.tool_infos() if tools is None else tools)
+        if not self.transcript.request()["messages"]:
             self._end(
                 StopReason.API_ERROR,
                 Failure("the trajectory has no messages: nothing to ask the model", "refused"),
@@ -211,7 +189,7 @@ class Episode:
                 self._answer(reply, "the turn ended the trajectory")
                 self._end(StopReason.STOP)
                 return
-            last = self._turns >= limits.max_turns
+            last = self.transcript.turns >= self._plan.limits.max_turns
             if last and not run_last:
                 self._answer(reply, "the turn limit was reached")
                 self._end(StopReason.MAX_TURNS)
@@ -223,12 +201,8 @@ class Episode:
 
     async def _next_reply(self) -> Reply | None:
         """Ask for one message and take it in; `None` where there is none."""
-        trajectory: dict[str, Any] = {"messages": self._wire}
-        if self._tools:
-            trajectory["tools"] = self._tools
-        ask = self._plan.ask
         try:
-            completion = await ask(trajectory, self._deadline)
+            completion = await self._plan.ask(self.transcript.request(), self._deadline)
         except Exception as error:
             failure = failure_of(error)
             if self._deadline.passed and failure.kind == "timeout":
@@ -238,23 +212,15 @@ class Episode:
             else:
                 self._end(StopReason.API_ERROR, failure)
             return None
-        self._turns += 1
-        raw: object = completion.messages[0]
-        finish: Any = fields_of(raw).get("finish_reason")
-        reply = read_reply(
-            raw,
-            turn=self._turns,
-            used_ids=self._used_ids,
-            offered=self._offered,
-            keep_calls=finish not in ("length", "content_filter"),
-        )
-        if reply.repaired:
-            self.raw_replies.append({"turn": self._turns, "message": raw})
-        self._messages.append(reply.message)
-        self._wire.append(reply.wire)
-        self._tokens.add(self._turns, completion)
+        reply = self.transcript.take(completion.messages[0])
+        self._tokens.add(self.transcript.turns, completion)
         if reply.dropped_calls:
             self._toolbox.errors["too_many_calls"] += reply.dropped_calls
+        self._end_after_reply(reply)
+        return reply
+
+    def _end_after_reply(self, reply: Reply) -> None:
+        finish = reply.finish_reason
         if finish in ("abort", "error"):
             self._end(
                 StopReason.API_ERROR,
@@ -271,7 +237,7 @@ class Episode:
             )
         elif reply.calls:
             self._check_length()
-        text_call = bool(self._tools) and looks_like_call(reply.message.get("content"))
+        text_call = self.transcript.tools and looks_like_call(reply.message.get("content"))
         if text_call or reply.unreadable_calls:
             self._unparsed += 1
             if not reply.calls and self._stop is None:
@@ -283,7 +249,6 @@ class Episode:
                         "unparsed_tool_call",
                     ),
                 )
-        return reply
 
     async def _execute(self, reply: Reply) -> None:
         texts = await run_calls(
@@ -292,28 +257,18 @@ class Episode:
             tool_timeout_s=self._plan.limits.tool_timeout_s,
             deadline=self._deadline,
         )
-        for call, text in zip(reply.calls, texts, strict=True):
-            self._add_tool_message(call, text)
+        self.transcript.answer(reply.calls, texts)
 
     def _answer(self, reply: Reply, why: str) -> None:
         """Answer calls that are not executed, so that the conversation can be continued."""
-        for call in reply.calls:
-            self._add_tool_message(call, f"{NOT_EXECUTED}: {why}.")
-
-    def _add_tool_message(self, call: dict[str, Any], text: str) -> None:
-        message = tool_message(call["id"], text)
-        self._messages.append(message)
-        self._wire.append(message)
+        self.transcript.answer(reply.calls, [f"{NOT_EXECUTED}: {why}."] * len(reply.calls))
 
     def _end_after_tools(self) -> None:
         if self._deadline.passed:
             self._end(StopReason.DEADLINE, self._too_late("the end of a turn"))
         elif self._toolbox.done:
-            lost = self._toolbox.steps.error
-            if lost is None:
-                self._end(StopReason.ENV_DONE)
-            else:
-                self._end(StopReason.ENV_ERROR, Failure(*lost))
+            loss = self._toolbox.steps.loss
+            self._end(StopReason.ENV_DONE if loss is None else StopReason.ENV_ERROR, loss)
 
     def _check_length(self) -> None:
         limit = self._plan.limits.max_trajectory_tokens
@@ -340,13 +295,13 @@ class Episode:
         return Failure(f"deadline_s={limit_s:g} passed before {missed}", "timeout", True)
 
     async def _score(self) -> None:
-        if self._env is None or self._turns == 0 or self._stop is None:
+        if self._env is None or self.transcript.turns == 0 or self._stop is None:
             return
         if self._stop.infrastructure or not overrides_evaluate(self._env):
             return
-        if (lost := self._toolbox.steps.error) is not None:
+        if (loss := self._toolbox.steps.loss) is not None:
             # The step that the deadline cut may still run inside the env: it cannot be asked.
-            why = self._failure or Failure(*lost)
+            why = self._failure or loss
             self._failure = replace(why, text=f"{why.text}; the env could not be evaluated")
             self._unscored = True
             return
@@ -385,36 +340,27 @@ class Episode:
 
     def _reward(self) -> float | None:
         assert self._stop is not None
-        if self._stop.infrastructure or self._unscored or self._turns == 0:
+        if self._stop.infrastructure or self._unscored or self.transcript.turns == 0:
             return None
         if not self._toolbox.has_env:
             return None
         return sum(self._toolbox.steps.rewards) + (self._eval_reward or 0.0)
 
     def _output(self) -> dict[str, Any]:
-        stop = self._stop or StopReason.API_ERROR
-        failure = self._failure or Failure()
-        steps = self._toolbox.steps
         out = dict(self._input)
-        if self._tools and out.get("tools") is None:
-            out["tools"] = list(self._tools)
-        out.update(
-            messages=list(self._messages),
-            turns=self._turns,
-            stop_reason=stop.value,
-            truncated=stop not in (StopReason.STOP, StopReason.ENV_DONE),
+        if self.transcript.tools and out.get("tools") is None:
+            out["tools"] = list(self.transcript.tools)
+        out |= outcome_fields(
+            self._toolbox,
+            messages=self.transcript.messages,
+            turns=self.transcript.turns,
+            stop=self._stop or StopReason.API_ERROR,
+            failure=self._failure,
             reward=self._reward(),
-            step_rewards=list(steps.rewards),
             eval_reward=self._eval_reward,
-            reward_missing_steps=list(steps.missing),
-            failed_steps=list(steps.failed),
-            error=failure.text,
-            error_kind=failure.kind,
-            retryable=failure.retryable,
-            tool_errors=dict(self._toolbox.errors),
-            unparsed_tool_calls=self._unparsed,
+            unparsed=self._unparsed,
             timing={**self._timing, "total": time.monotonic() - self._started},
-            usage=dict(self._tokens.usage) or None,
+            usage=self._tokens.usage,
         )
         if self._tokens.turns:
             out["token_turns"] = list(self._tokens.turns)

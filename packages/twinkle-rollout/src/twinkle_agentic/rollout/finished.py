@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from twinkle_agentic.rollout.types import Failure, StopReason
 from twinkle_agentic.tools.types import Trajectory
 
-__all__ = ["FinishedTrajectory", "SampledTrajectory", "TokenTurn"]
+if TYPE_CHECKING:
+    from twinkle_agentic.rollout.tool_turn import Toolbox
+
+__all__ = ["FinishedTrajectory", "SampledTrajectory", "TokenTurn", "outcome_fields"]
 
 
 class TokenTurn(TypedDict):
@@ -51,8 +56,8 @@ class FinishedTrajectory(Trajectory):
     error: str | None
     """Why it ended early, with the provider's words."""
     error_kind: str | None
-    """An `ApiErrorKind` or `ErrorKind` value; `unparsed_tool_call` for a call the server left as
-    text (a `stop`); `template`; `internal`."""
+    """An `ApiErrorKind` or `ErrorKind` value; `unparsed_tool_call` for a call left as text and
+    `content_filter` for a turn the provider cut (both a `stop`); `template`; `internal`."""
     retryable: bool
     """Whether another attempt may well succeed."""
     tool_errors: dict[str, int]
@@ -83,3 +88,38 @@ class SampledTrajectory(FinishedTrajectory):
     """Shifted as the template does it; -100 where nothing is learnt."""
     logprobs: list[Any] | None
     """One entry per trained label, in order; `None` where the sampler gave none."""
+
+
+def outcome_fields(
+    toolbox: Toolbox,
+    *,
+    messages: Sequence[Mapping[str, Any]],
+    turns: int,
+    stop: StopReason,
+    failure: Failure | None,
+    reward: float | None,
+    eval_reward: float | None,
+    unparsed: int,
+    timing: Mapping[str, float],
+    usage: Mapping[str, int] | None,
+) -> dict[str, Any]:
+    """Make the keys that every rollout adds to its input; `FinishedTrajectory` explains them."""
+    steps = toolbox.steps
+    return {
+        "messages": list(messages),
+        "turns": turns,
+        "stop_reason": stop.value,
+        "truncated": stop not in (StopReason.STOP, StopReason.ENV_DONE),
+        "reward": reward,
+        "step_rewards": list(steps.rewards),
+        "eval_reward": eval_reward,
+        "reward_missing_steps": list(steps.missing),
+        "failed_steps": list(steps.failed),
+        "error": None if failure is None else failure.text,
+        "error_kind": None if failure is None else failure.kind,
+        "retryable": failure is not None and failure.retryable,
+        "tool_errors": dict(toolbox.errors),
+        "unparsed_tool_calls": unparsed,
+        "timing": dict(timing),
+        "usage": dict(usage) if usage else None,
+    }

@@ -33,6 +33,7 @@ MAX_CALLS = 128
 """Calls taken of one message; a model that loops can write a million, each a step of its env."""
 
 _CALL_FINISHES = frozenset({"tool_calls", "function_call"})
+_CUT_FINISHES = frozenset({"length", "content_filter"})
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the protocol's rule for function names
 _CALL_MARKS = re.compile(
     r"<tool_calls?>|<function_calls?>|<function=|<\|tool_call|<\|python_tag\|>|\[TOOL_CALLS\]"
@@ -65,23 +66,22 @@ class Reply:
     unreadable_calls: bool = False
 
 
-def read_reply(
-    reply: object, *, turn: int, used_ids: set[str], offered: Collection[str], keep_calls: bool
-) -> Reply:
-    """Take in a message from the model.
+def read_reply(reply: object, *, turn: int, used_ids: set[str], offered: Collection[str]) -> Reply:
+    """Take in a message from the model; the calls of a turn that was cut are dropped.
 
     Args:
         reply: The message as the API object returned it, anything.
         turn: Number of the turn, for ids made up here.
         used_ids: Call ids of the conversation; those of this message are added.
         offered: Names of the tools; other names are brought into the protocol's form.
-        keep_calls: False for a turn that was cut: its calls are dropped.
     """
     if not isinstance(reply, Mapping):
         text = clean_text("" if reply is None else str(reply))
         message = {"role": "assistant", "content": text}
         return Reply(message, dict(message), repaired=True)
     given = cast("Mapping[str, Any]", reply)
+    finish = None if given.get("finish_reason") is None else str(given["finish_reason"])
+    was_cut = finish in _CUT_FINISHES
     content = _assistant_text(given.get("content"))
     wire: dict[str, Any] = {"role": "assistant", "content": content}
     repaired = content != (given.get("content") or "")
@@ -90,7 +90,7 @@ def read_reply(
     dropped = max(0, len(raw_calls) - MAX_CALLS)
     raw_calls = raw_calls[:MAX_CALLS]
     repaired = repaired or dropped > 0
-    if raw_calls and keep_calls:
+    if raw_calls and not was_cut:
         valid: list[dict[str, Any]] = []
         for position, raw in enumerate(raw_calls):
             call = _valid_call(raw, f"call_{turn}_{position}", used_ids, offered)
@@ -105,14 +105,13 @@ def read_reply(
     for name in ("finish_reason", "reasoning_content", "refusal"):
         if given.get(name):
             message[name] = given[name]
-    finish: Any = given.get("finish_reason")
     promised = given.get("tool_calls") or given.get("function_call")
-    lost = not raw_calls and keep_calls and bool(promised or finish in _CALL_FINISHES)
+    lost = not raw_calls and not was_cut and bool(promised or finish in _CALL_FINISHES)
     return Reply(
         message,
         wire,
         calls,
-        None if finish is None else str(finish),
+        finish,
         repaired or lost,
         dropped_calls=dropped,
         unreadable_calls=lost,

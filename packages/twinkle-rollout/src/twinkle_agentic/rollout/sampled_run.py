@@ -7,10 +7,11 @@ from typing import Any
 
 from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.rollout.bridge import IGNORED, BridgeError, append_ids, bridge_ids, plain
+from twinkle_agentic.rollout.finished import outcome_fields
 from twinkle_agentic.rollout.history import NOT_EXECUTED, looks_like_call
 from twinkle_agentic.rollout.structural import SampledSequence, Template
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
-from twinkle_agentic.rollout.types import StopReason
+from twinkle_agentic.rollout.types import Failure, StopReason
 from twinkle_agentic.rollout.waiting import Deadline
 
 __all__ = ["SampledRun"]
@@ -25,7 +26,7 @@ class SampledRun:
         self.number, self.trajectory, self.template = number, trajectory, template
         self.toolbox = Toolbox(manager)
         self.stop: StopReason | None = None
-        self.failure: tuple[str, str, bool] | None = None
+        self.failure: Failure | None = None
         self.turns = 0
         self.unparsed = 0
         self.logprobs: list[Any] = []
@@ -90,7 +91,7 @@ class SampledRun:
     def go_on(self, max_turns: int, max_tokens: int | None) -> None:
         """Append the tool messages and the next prompt, or end."""
         if self.toolbox.done:
-            self.failure = self.toolbox.steps.error
+            self.failure = self.toolbox.steps.loss
             self.stop = StopReason.ENV_DONE if self.failure is None else StopReason.ENV_ERROR
         elif self.turns >= max_turns:
             self.stop = StopReason.MAX_TURNS
@@ -108,37 +109,33 @@ class SampledRun:
                 raise self._broken(
                     f"{trained} labels to learn from, but {len(self.logprobs)} log probabilities"
                 )
-        steps = self.toolbox.steps
-        text, kind, retryable = self.failure or (None, None, False)
         rewarded = self.toolbox.has_env and not self.stop.infrastructure
-        out = {**self.trajectory, **self.feature}
-        out.update(
-            messages=list(self.feature["messages"]),
-            logprobs=self.logprobs or None,
+        outcome = outcome_fields(
+            self.toolbox,
+            messages=self.feature["messages"],
             turns=self.turns,
-            stop_reason=self.stop.value,
-            truncated=self.stop not in (StopReason.STOP, StopReason.ENV_DONE),
-            reward=sum(steps.rewards) if rewarded else None,
-            step_rewards=list(steps.rewards),
+            stop=self.stop,
+            failure=self.failure,
+            reward=sum(self.toolbox.steps.rewards) if rewarded else None,
             eval_reward=None,
-            reward_missing_steps=list(steps.missing),
-            failed_steps=list(steps.failed),
-            error=text,
-            error_kind=kind,
-            retryable=retryable,
-            tool_errors=dict(self.toolbox.errors),
-            unparsed_tool_calls=self.unparsed,
-            timing=dict(timing),
+            unparsed=self.unparsed,
+            timing=timing,
             usage=None,
         )
-        return out
+        return {
+            **self.trajectory,
+            **self.feature,
+            **outcome,
+            "logprobs": self.logprobs or None,
+        }
 
     def _decide(
         self, stop_reason: str | None, text: str, max_turns: int, max_tokens: int | None
     ) -> bool:
         length = len(self.feature["input_ids"])
         if stop_reason in ("abort", "error"):
-            self.failure = (f"the sampler gave up the turn: {stop_reason!r}", "server_error", True)
+            gave_up = f"the sampler gave up the turn: {stop_reason!r}"
+            self.failure = Failure(gave_up, "server_error", True)
             self._end(StopReason.API_ERROR, "the turn was given up")
         elif stop_reason == "length":
             self._end(StopReason.LENGTH, "the turn was cut at its token limit")
@@ -147,10 +144,9 @@ class SampledRun:
         elif not self.calls:
             if self._unparsable or (self.toolbox.manager.tool_infos() and looks_like_call(text)):
                 self.unparsed += 1
-                self.failure = (
+                self.failure = Failure(
                     "the model wrote a tool call that the template did not parse",
                     "unparsed_tool_call",
-                    False,
                 )
             self.stop = StopReason.STOP
         elif self.turns >= max_turns and not self.toolbox.has_env:
@@ -218,7 +214,7 @@ class SampledRun:
         """End this trajectory alone: a template fails on one conversation, not on all."""
         text = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
         self.stop = StopReason.API_ERROR
-        self.failure = (f"the template failed: {text}", "template", False)
+        self.failure = Failure(f"the template failed: {text}", "template")
 
     def _broken(self, found: str) -> RuntimeError:
         return RuntimeError(

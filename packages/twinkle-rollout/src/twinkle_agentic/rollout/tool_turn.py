@@ -10,12 +10,13 @@ from typing import Any
 
 from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.rollout.history import NOT_EXECUTED
+from twinkle_agentic.rollout.types import Failure
 from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.text import to_text
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.tool_manager import ToolManager
 
-__all__ = ["StepLog", "Toolbox", "env_tools", "run_calls"]
+__all__ = ["StepLog", "Toolbox", "env_tools", "failure_in", "run_calls"]
 
 
 @dataclass(slots=True)
@@ -39,10 +40,10 @@ class StepLog:
         self.last = result
         number = len(self.rewards)
         self.rewards.append(0.0)
-        info = fields_of(getattr(result, "info", None))
-        if info.get("error"):
+        if (failure := failure_in(result)) is not None:
             self.failed.append(number)
-            return str(info.get("error_kind") or "env")
+            return failure.kind
+        info = fields_of(getattr(result, "info", None))
         reward: Any = getattr(result, "reward", None)
         if reward is None or info.get("reward_missing"):
             self.missing.append(number)
@@ -58,16 +59,9 @@ class StepLog:
         return None
 
     @property
-    def error(self) -> tuple[str, str, bool] | None:
-        """Text, kind and retryability where the latest result lost the episode."""
-        info = fields_of(getattr(self.last, "info", None))
-        if not getattr(self.last, "done", False) or not info.get("error"):
-            return None
-        return (
-            str(info["error"]),
-            str(info.get("error_kind") or "env"),
-            bool(info.get("retryable")),
-        )
+    def loss(self) -> Failure | None:
+        """Why the latest result lost the episode; `None` where it did not."""
+        return failure_in(self.last) if getattr(self.last, "done", False) else None
 
 
 class Toolbox:
@@ -165,6 +159,16 @@ async def run_calls(
         except TimeoutError:
             texts.append(f"Error: the call gave no result within {limit_s or 0:g} s")
     return texts
+
+
+def failure_in(result: Any) -> Failure | None:
+    """Return what the result of a reset or a step says went wrong; `None` where nothing did."""
+    info = fields_of(getattr(result, "info", None))
+    if not info.get("error"):
+        return None
+    return Failure(
+        str(info["error"]), str(info.get("error_kind") or "env"), bool(info.get("retryable"))
+    )
 
 
 def env_tools(manager: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from twinkle_agentic.tools.types import user_data_dict
 
 __all__ = [
     "EnvFactory",
+    "Failure",
     "Limits",
     "ResetObservation",
     "StopReason",
@@ -47,6 +48,21 @@ class StopReason(StrEnum):
     def infrastructure(self) -> bool:
         """Whether a failure that is not the agent's ended it; there is no reward then."""
         return self in (StopReason.API_ERROR, StopReason.ENV_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a trajectory ended early.
+
+    Attributes:
+        text: What happened.
+        kind: The `error_kind` of the trajectory (`FinishedTrajectory`).
+        retryable: Whether a new attempt may well succeed.
+    """
+
+    text: str
+    kind: str
+    retryable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
