@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,24 @@ def test_nothing_is_raised_where_stderr_cannot_be_written_either(tmp_path: Path)
         )
     assert done.returncode == 74
     assert len(rows(tmp_path)) == 32
+
+
+def test_a_second_run_in_the_same_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        QUICKSTART, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        for line in first.stdout:  # its servers are up: it has begun
+            if "http://" in line:
+                break
+        second = subprocess.run(
+            QUICKSTART, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        _, errors = first.communicate(timeout=LIMIT_S)
+    assert (first.returncode, second.returncode) == (0, 2), errors + second.stderr
+    assert second.stderr.splitlines() == [
+        f"error: runs/quickstart is in use by process {first.pid} on {socket.gethostname()}: "
+        "choose another --out, or wait until that run has ended"
+    ]
+    assert len(rows(tmp_path)) == 32
+    assert len(list((tmp_path / "runs/quickstart/traces").iterdir())) == 32

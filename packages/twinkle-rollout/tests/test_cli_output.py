@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -33,8 +39,8 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
 
 def test_an_earlier_result_is_refused_unless_told(tmp_path: Path) -> None:
     (tmp_path / "trajectories.jsonl").write_text("{}\n")
-    with pytest.raises(RefusedError, match="--overwrite"):
-        RunOutput(tmp_path)
+    with pytest.raises(RefusedError, match="--overwrite"), RunOutput(tmp_path):
+        pass
     with RunOutput(tmp_path, overwrite=True) as output:
         output.finish([{"id": "new"}])
     assert json.loads(output.path.read_text()) == {"id": "new"}
@@ -51,4 +57,77 @@ def test_overwriting_removes_the_traces_of_the_earlier_run(tmp_path: Path) -> No
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RefusedError, match="cannot write"), RunOutput(tmp_path / "file" / "run"):
+        pass
+
+
+def test_a_second_run_in_the_folder_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    with RunOutput(tmp_path) as output:
+        output.add({"id": "a"})
+        (output.traces / "ok-a.json").write_text("{}")
+        for overwrite in (False, True):
+            with (
+                pytest.raises(RefusedError, match=f"in use by process {os.getpid()} on .*--out"),
+                RunOutput(tmp_path, overwrite=overwrite),
+            ):
+                pass
+        output.finish([{"id": "a"}])
+    assert json.loads(output.path.read_text()) == {"id": "a"}
+    assert [path.name for path in output.traces.iterdir()] == ["ok-a.json"]
+    with RunOutput(tmp_path, overwrite=True) as again:  # the folder is free again
+        again.finish([])
+
+
+_HOLD = """
+import os, signal, sys
+from pathlib import Path
+from twinkle_agentic.rollout.cli.output import RunOutput
+with RunOutput(Path(sys.argv[1])) as output:
+    output.add({"id": "a"})
+    if sys.argv[2] == "fork" and os.fork() == 0:  # as an env may
+        signal.pause()
+    if sys.argv[2] == "pause":
+        print("holding", flush=True)
+        signal.pause()
+print("over", flush=True)
+signal.pause()
+"""
+
+
+@contextlib.contextmanager
+def holder(folder: Path, how: str, says: str) -> Generator[int]:
+    """A process that has the folder; inside the block it has said how far it is."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(folder), how],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{says}\n"
+            yield process.pid
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_lock_of_a_killed_run_goes_with_it(tmp_path: Path) -> None:
+    with holder(tmp_path, "pause", "holding") as pid:
+        refused = pytest.raises(RefusedError, match=f"in use by process {pid} ")
+        with refused, RunOutput(tmp_path, overwrite=True):
+            pass
+    with RunOutput(tmp_path, overwrite=True) as output:
+        output.finish([])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["traces", "trajectories.jsonl"]
+
+
+def test_a_child_that_an_env_forked_does_not_keep_the_folder(tmp_path: Path) -> None:
+    with holder(tmp_path, "fork", "over"), RunOutput(tmp_path, overwrite=True) as output:
+        output.finish([])
+    assert output.path.exists()
+
+
+def test_a_run_that_finishes_nothing_leaves_no_part(tmp_path: Path) -> None:
+    with RunOutput(tmp_path):
+        pass
+    with RunOutput(tmp_path):  # so the next one needs no --overwrite
         pass

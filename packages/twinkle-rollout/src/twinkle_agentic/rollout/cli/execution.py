@@ -36,14 +36,14 @@ def execute(
         tasks: The trajectories to start from.
         api: The model endpoint.
         env_factory: Makes the env of one trajectory.
-        output: Not yet entered.
+        output: Entered.
         **rollout_options: As for `APIMultiTurnRollout`.
 
     Returns:
         The exit code: 0 where every trajectory has a reward, else 1.
     """
     start = time.monotonic()
-    with output, make_progress(console, len(tasks)) as progress:
+    with make_progress(console, len(tasks)) as progress:
 
         def on_done(trajectory: Any) -> None:
             output.add(trajectory)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from twinkle_agentic.rollout.cli.folder_lock import FolderLock
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.export import json_line, write_jsonl
 
@@ -14,31 +15,28 @@ __all__ = ["RunOutput"]
 
 
 class RunOutput:
-    """The output folder of one run, a context manager.
+    """The output folder of one run, a context manager; inside it no other run has the folder.
 
     Finished trajectories are appended to `trajectories.jsonl.part` as they end, so an interrupted
     run loses none. `finish` writes `trajectories.jsonl` in the order of the tasks, whole or not at
     all, and removes the part file.
 
     Args:
-        folder: Made when the run starts.
+        folder: Made when the context is entered.
         overwrite: Replace the result of an earlier run, its traces included.
 
     Raises:
-        RefusedError: There is a result already, or the folder cannot be made.
+        RefusedError: On entering: another run has the folder, there is a result already, or the
+            folder cannot be made.
     """
 
     def __init__(self, folder: Path, *, overwrite: bool = False) -> None:
         self.folder = folder
         self.path = folder / "trajectories.jsonl"
         self.part = folder / "trajectories.jsonl.part"
+        self._overwrite = overwrite
+        self._lock = FolderLock(folder)
         self._file: IO[str] | None = None
-        if not overwrite:
-            for path in (self.path, self.part):
-                if path.exists():
-                    raise RefusedError(
-                        f"{path} is there already: choose another --out, or pass --overwrite"
-                    )
 
     @property
     def traces(self) -> Path:
@@ -47,12 +45,19 @@ class RunOutput:
 
     def __enter__(self) -> Self:
         try:
-            self.traces.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            self._check_earlier()
+            self.traces.mkdir(exist_ok=True)
             for old in self.traces.glob("*.json"):  # of the run that this one replaces
                 old.unlink()
             self._file = self.part.open("w", encoding="utf-8")
         except OSError as error:
+            self._lock.release()
             raise RefusedError(f"cannot write to {self.folder}: {error.strerror}") from error
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(
@@ -64,6 +69,18 @@ class RunOutput:
         if self._file is not None:
             self._file.close()
             self._file = None
+        if self.part.exists() and self.part.stat().st_size == 0:  # nothing was finished
+            self.part.unlink()
+        self._lock.release()
+
+    def _check_earlier(self) -> None:
+        if self._overwrite:
+            return
+        for path in (self.path, self.part):
+            if path.exists():
+                raise RefusedError(
+                    f"{path} is there already: choose another --out, or pass --overwrite"
+                )
 
     def add(self, trajectory: Any) -> None:
         """Append one finished trajectory to the part file."""

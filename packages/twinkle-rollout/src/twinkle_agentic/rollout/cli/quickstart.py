@@ -35,7 +35,8 @@ def quickstart(
         The exit code of `execute`.
 
     Raises:
-        RefusedError: A package is missing, or there is a result already.
+        RefusedError: A package is missing, there is a result already, or another run writes to
+            the folder.
         ServerError: A server did not start.
     """
     for module, distribution in (
@@ -63,7 +64,7 @@ def quickstart(
         "[bold]A scripted policy answers here, not a model[/]: it knows the packaged tasks and "
         "hands in prepared attempts."
     )
-    with coding, endpoint:
+    with output, coding, endpoint:
         with console.status("starting the coding server and the scripted endpoint"):
             endpoint.wait_ready(_START_TIMEOUT_S)
             coding.wait_ready(_START_TIMEOUT_S)

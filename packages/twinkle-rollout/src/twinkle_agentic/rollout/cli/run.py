@@ -51,7 +51,6 @@ def run(console: Console, options: RunOptions) -> int:
         options.env, base_url=options.base_url, message_timeout_s=options.step_timeout_s
     )
     tasks = read_tasks(options.tasks, needs=choice.needs, ignores=choice.ignores)
-    output = RunOutput(options.out, overwrite=options.overwrite)
     if choice.url:
         _require(probe_openenv(choice.url), "--base-url")
         if choice.runs_code:
@@ -67,20 +66,21 @@ def run(console: Console, options: RunOptions) -> int:
     from twinkle_agentic.protocol.sampling import SamplingParams
     from twinkle_agentic.rollout.cli.execution import execute
 
-    return execute(
-        console,
-        tasks=tasks,
-        api=OpenAI(options.model, api_key=options.api_key, base_url=options.model_url),
-        env_factory=choice.make,
-        output=output,
-        sampling_params=SamplingParams(
-            max_tokens=options.max_tokens, temperature=options.temperature
-        ),
-        max_turns=options.max_turns,
-        concurrency=options.concurrency,
-        request_timeout_s=options.request_timeout_s,
-        deadline_s=options.deadline_s,
-    )
+    with RunOutput(options.out, overwrite=options.overwrite) as output:
+        return execute(
+            console,
+            tasks=tasks,
+            api=OpenAI(options.model, api_key=options.api_key, base_url=options.model_url),
+            env_factory=choice.make,
+            output=output,
+            sampling_params=SamplingParams(
+                max_tokens=options.max_tokens, temperature=options.temperature
+            ),
+            max_turns=options.max_turns,
+            concurrency=options.concurrency,
+            request_timeout_s=options.request_timeout_s,
+            deadline_s=options.deadline_s,
+        )
 
 
 def _require(probe: Probe, option: str) -> None:
