@@ -9,13 +9,13 @@ from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.envs.openenv.episode import Episode
 from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
-from twinkle_agentic.envs.openenv.rendering import render_observation
+from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation
 from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
 from twinkle_agentic.envs.text import to_text, truncate_middle
 from twinkle_agentic.tools.limits import check_count
 from twinkle_agentic.tools.types import ToolInfo
 
-__all__ = ["ActionMapper", "Adapter"]
+__all__ = ["ActionMapper", "Adapter", "require_one_name"]
 
 ActionMapper = Callable[[str, dict[str, Any]], Any]
 """`(tool_name, arguments) -> action`, an Action or a dict of its fields."""
@@ -112,6 +112,16 @@ class Adapter(Env):
             info={"episode_reward": self._episode.reward},
         )
 
+    def _scored(
+        self, text: str, answer: Any, *, reward: Any, done: bool, metadata: dict[str, Any]
+    ) -> StepResult:
+        """Make the result of a step; `answer` is what the environment said, for its errors."""
+        result = self._episode.scored(text, reward, done=done, info={"metadata": metadata})
+        error = mcp_error(answer)
+        if error is not None and reward is None:
+            result.info.update(error=error, error_kind=str(ErrorKind.TOOL), retryable=False)
+        return result
+
     def _rendered(self, observation: Any, fields: Any, *, first: bool = False) -> str:
         """Render an observation; `fields` are those the built-in rendering looks at."""
         if self._renderer is not None:
@@ -119,3 +129,16 @@ class Adapter(Env):
         else:
             text = render_observation(fields, first=first)
         return text if self._max_chars is None else truncate_middle(text, self._max_chars)
+
+
+def require_one_name(env_name: str | None, env_cls: object, *, example: str) -> None:
+    """Check that an environment is named in one way.
+
+    Raises:
+        ValueError: Both are given, or neither.
+    """
+    if (env_name is None) == (env_cls is None):
+        raise ValueError(
+            f"give either env_name or env_cls, found env_name={env_name!r} and "
+            f"env_cls={env_cls!r}: for example {example}"
+        )

@@ -15,15 +15,15 @@ from typing import Any, cast
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import EnvError, ErrorKind, SessionClosedError, TwinkleEnvError
-from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter
+from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter, require_one_name
 from twinkle_agentic.envs.openenv.address import ServerAddress
-from twinkle_agentic.envs.openenv.client_settings import link_settings
 from twinkle_agentic.envs.openenv.connection import Begun, ServerConnection
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
 from twinkle_agentic.envs.openenv.hop import on_background
+from twinkle_agentic.envs.openenv.link_settings import link_settings
 from twinkle_agentic.envs.openenv.local_tools import Handler
 from twinkle_agentic.envs.openenv.protocol import MAX_ACTION_BYTES, MessageType, encode
-from twinkle_agentic.envs.openenv.rendering import mcp_error, start_error
+from twinkle_agentic.envs.openenv.rendering import start_error
 from twinkle_agentic.envs.openenv.reset_kwargs import (
     ResetKwargs,
     collect_reset_kwargs,
@@ -123,12 +123,11 @@ class OpenEnvClient(Adapter):
         reset_keys: Iterable[str] | None = None,
         strict_reset: bool = True,
     ) -> None:
-        if (env_name is None) == (env_cls is None):
-            raise ValueError(
-                f"give either env_name or env_cls, found env_name={env_name!r} and "
-                f"env_cls={env_cls!r}: "
-                "for example OpenEnvClient(env_name='coding_env', base_url='http://10.0.0.5:8000')"
-            )
+        require_one_name(
+            env_name,
+            env_cls,
+            example="OpenEnvClient(env_name='coding_env', base_url='http://10.0.0.5:8000')",
+        )
         url = base_url or os.environ.get("OPENENV_BASE_URL")
         if not url:
             raise ValueError(
@@ -418,12 +417,13 @@ class OpenEnvClient(Adapter):
     def _taken(self, data: dict[str, Any]) -> StepResult:
         raw = self._last_result = self._parsed(data)
         text = self._rendered(raw.observation, data.get("observation"))
-        info: dict[str, Any] = {"metadata": _metadata(data)}
-        result = self._episode.scored(text, raw.reward, done=bool(raw.done), info=info)
-        error = mcp_error(data.get("observation"))
-        if error is not None and raw.reward is None:
-            result.info.update(error=error, error_kind=str(ErrorKind.TOOL), retryable=False)
-        return result
+        return self._scored(
+            text,
+            data.get("observation"),
+            reward=raw.reward,
+            done=bool(raw.done),
+            metadata=_metadata(data),
+        )
 
     def _failed(self, error: Exception, tool_name: str) -> StepResult:
         if not isinstance(error, TwinkleEnvError):  # a handler or a renderer raised

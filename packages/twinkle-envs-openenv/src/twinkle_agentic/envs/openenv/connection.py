@@ -15,7 +15,7 @@ from twinkle_agentic.envs.openenv.bindings import Binding, TypedBinding, WireBin
 from twinkle_agentic.envs.openenv.client_classes import resolve_client_class
 from twinkle_agentic.envs.openenv.errors import ServerError
 from twinkle_agentic.envs.openenv.importing import load_object
-from twinkle_agentic.envs.openenv.link import LinkSettings
+from twinkle_agentic.envs.openenv.link_settings import LinkSettings
 from twinkle_agentic.envs.openenv.protocol import MessageType, encode, rpc_result
 from twinkle_agentic.envs.openenv.server_schema import fetch_action_schema
 from twinkle_agentic.envs.openenv.session import Session

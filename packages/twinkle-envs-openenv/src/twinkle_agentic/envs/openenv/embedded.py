@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from twinkle_agentic.envs.base import StepResult, episode_number
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError, ErrorKind, TwinkleEnvError
-from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter
+from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter, require_one_name
 from twinkle_agentic.envs.openenv.bindings import build_action
 from twinkle_agentic.envs.openenv.discovery import (
     action_class_of_environment,
@@ -20,7 +20,7 @@ from twinkle_agentic.envs.openenv.discovery import (
 from twinkle_agentic.envs.openenv.importing import load_object
 from twinkle_agentic.envs.openenv.in_process import read_result
 from twinkle_agentic.envs.openenv.local_tools import Handler
-from twinkle_agentic.envs.openenv.rendering import mcp_error, start_error
+from twinkle_agentic.envs.openenv.rendering import start_error
 from twinkle_agentic.envs.openenv.reset_kwargs import (
     collect_reset_kwargs,
     fit_to_signature,
@@ -105,13 +105,11 @@ class OpenEnv(Adapter):
         strict_reset: bool = True,
         busy_timeout_s: float = 30.0,
     ) -> None:
-        if (env_name is None) == (env_cls is None):
-            raise ValueError(
-                f"give either env_name or env_cls, found env_name={env_name!r} and "
-                f"env_cls={env_cls!r}: "
-                "for example OpenEnv(env_name='openspiel_env', "
-                "env_kwargs={'game_name': 'blackjack'})"
-            )
+        require_one_name(
+            env_name,
+            env_cls,
+            example="OpenEnv(env_name='openspiel_env', env_kwargs={'game_name': 'blackjack'})",
+        )
         if isinstance(tools, str) and tools != "auto":
             raise ValueError(f"tools must be a list, 'auto' or None, found {tools!r}")
         check_limit("busy_timeout_s", busy_timeout_s, allow_zero=True)
@@ -325,13 +323,13 @@ class OpenEnv(Adapter):
             text = self._rendered(result.observation, result.observation)
         except Exception as error:
             return self._episode.failed(error, kind=ErrorKind.ENV)
-        scored = self._episode.scored(
-            text, result.reward, done=result.done, info={"metadata": result.metadata}
+        return self._scored(
+            text,
+            result.observation,
+            reward=result.reward,
+            done=result.done,
+            metadata=result.metadata,
         )
-        error_text = mcp_error(result.observation)
-        if error_text is not None and result.reward is None:
-            scored.info.update(error=error_text, error_kind=str(ErrorKind.TOOL), retryable=False)
-        return scored
 
     def _handle(self, handler: Handler, arguments: dict[str, Any]) -> StepResult:
         try:

@@ -14,17 +14,11 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from websockets.asyncio.client import connect
-from websockets.exceptions import (
-    ConnectionClosed,
-    InvalidHandshake,
-    InvalidStatus,
-    InvalidURI,
-)
+from websockets.exceptions import ConnectionClosed
 
 from twinkle_agentic.envs.background import background_loop
 from twinkle_agentic.envs.errors import (
@@ -33,7 +27,8 @@ from twinkle_agentic.envs.errors import (
     SessionClosedError,
     TwinkleEnvError,
 )
-from twinkle_agentic.envs.openenv.address import ServerAddress
+from twinkle_agentic.envs.openenv.connecting import closed_error, open_wire
+from twinkle_agentic.envs.openenv.link_settings import LinkSettings
 from twinkle_agentic.envs.openenv.protocol import (
     CLOSE_MESSAGE,
     MessageType,
@@ -42,37 +37,9 @@ from twinkle_agentic.envs.openenv.protocol import (
 )
 from twinkle_agentic.envs.openenv.wire import Wire
 
-__all__ = ["Exchange", "Link", "LinkSettings", "lost_error"]
+__all__ = ["Exchange", "Link", "lost_error"]
 
-_CLOSED_FOR_ROOM = (429, 503)  # what a load balancer in front of full servers answers
 _EXIT_GRACE_S = 2.0  # all links together, when the interpreter exits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSettings:
-    """How to reach a server, and what to bear with.
-
-    Attributes:
-        address: The server.
-        connect_timeout_s: Seconds for TCP, TLS and the websocket handshake together.
-        close_timeout_s: Seconds for a polite close; then the connection is cut.
-        ping_interval_s: Seconds between keepalive pings; `None` sends none.
-        ping_timeout_s: Seconds without a pong after which the server counts as dead; `None` waits
-            for ever.
-        max_message_bytes: Largest frame taken from the server.
-        headers: Extra HTTP headers of the handshake.
-        proxy: `True` asks the environment (`HTTP_PROXY` and the like) unless the server is on this
-            machine, `None` goes straight, a URL goes through that proxy.
-    """
-
-    address: ServerAddress
-    connect_timeout_s: float = 10.0
-    close_timeout_s: float = 5.0
-    ping_interval_s: float | None = 20.0
-    ping_timeout_s: float | None = 120.0
-    max_message_bytes: int = 100 * 2**20
-    headers: Mapping[str, str] | None = None
-    proxy: str | bool | None = True
 
 
 @dataclass(slots=True, eq=False)
@@ -127,43 +94,7 @@ class Link:
             CapacityError: The handshake was answered with HTTP 429 or 503.
             SessionClosedError: The server cannot be reached, or is no OpenEnv server.
         """
-        address = settings.address
-        proxy = settings.proxy
-        if proxy is False or (proxy is True and address.is_loopback):
-            proxy = None
-        try:
-            wire = await connect(
-                address.websocket_url,
-                open_timeout=settings.connect_timeout_s,
-                close_timeout=settings.close_timeout_s,
-                ping_interval=settings.ping_interval_s,
-                ping_timeout=settings.ping_timeout_s,
-                max_size=settings.max_message_bytes,
-                additional_headers=settings.headers,
-                proxy=proxy,
-                compression=None,
-                create_connection=Wire,
-            )
-        except TimeoutError:
-            raise EnvTimeoutError(
-                f"no websocket handshake from {address.websocket_url} within "
-                f"connect_timeout_s={settings.connect_timeout_s:g}: the server is overloaded or "
-                "not there"
-            ) from None
-        except InvalidStatus as error:
-            status = error.response.status_code
-            kind = CapacityError if status in _CLOSED_FOR_ROOM else SessionClosedError
-            raise kind(
-                f"{address.websocket_url} answered the websocket handshake with HTTP {status}: "
-                "check that base_url is an OpenEnv server and that a proxy in between passes "
-                "websockets"
-            ) from error
-        except (OSError, InvalidHandshake, InvalidURI, ImportError) as error:
-            raise SessionClosedError(
-                f"cannot connect to {address.websocket_url}: {error or type(error).__name__}: "
-                "is the server running there?"
-            ) from error
-        return cls(cast("Wire", wire), settings)
+        return cls(await open_wire(settings), settings)
 
     def submit(self, exchange: Exchange) -> None:
         """Send a message, now or when those before it are answered."""
@@ -298,7 +229,7 @@ class Link:
 
     def _on_lost(self, error: ConnectionClosed) -> None:
         _open_links.discard(self)
-        self.fail(_closed(error, self._settings))
+        self.fail(closed_error(error, self._settings))
 
     def _check(self) -> None:
         """Look whether the message in flight is overdue; one timer serves all messages in turn."""
@@ -339,36 +270,6 @@ def _session_lives(error: TwinkleEnvError) -> bool:
     return getattr(error, "session_lives", False) or not isinstance(
         error, (SessionClosedError, CapacityError, RuntimeError)
     )
-
-
-def _closed(error: ConnectionClosed, settings: LinkSettings) -> SessionClosedError:
-    """Say in words why a connection ended."""
-    got, sent = error.rcvd, error.sent
-    if sent is not None and sent.code == 1009 and not error.rcvd_then_sent:
-        return SessionClosedError(
-            f"the server's answer is larger than max_message_bytes={settings.max_message_bytes}: "
-            "the session was closed; raise max_message_bytes or make the environment say less"
-        )
-    if got is not None and got.code == 1009:
-        return SessionClosedError(
-            "the server closed the session because the message was too large for it "
-            f"({got.reason or 'code 1009'}): raise uvicorn's ws_max_size, or lower "
-            "max_action_bytes to be told before sending"
-        )
-    if sent is not None and sent.code == 1011 and not error.rcvd_then_sent:
-        return SessionClosedError(
-            f"the server answered no keepalive ping for ping_timeout_s={settings.ping_timeout_s}: "
-            "it is dead or blocked, and the session was closed"
-        )
-    if got is None:
-        return SessionClosedError(
-            "the connection to the server broke without a close frame: the server died or the "
-            "network failed"
-        )
-    reason = f" ({got.reason})" if got.reason else ""
-    exits = "; an environment that calls sys.exit ends its session this way"
-    hint = exits if got.code == 1000 else ""
-    return SessionClosedError(f"the server closed the session with code {got.code}{reason}{hint}")
 
 
 # Strong references: an open link must not be collected before it was closed.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, SessionClosedError
-from twinkle_agentic.envs.openenv.link import LinkSettings
+from twinkle_agentic.envs.openenv.link_settings import LinkSettings
 
 __all__ = ["fetch_action_schema"]
 

@@ -21,9 +21,10 @@ from twinkle_agentic.envs.errors import (
     SessionClosedError,
     TwinkleEnvError,
 )
-from twinkle_agentic.envs.openenv.hop import Mailbox, mailbox_of
-from twinkle_agentic.envs.openenv.link import Exchange, Link, LinkSettings, lost_error
+from twinkle_agentic.envs.openenv.link import Exchange, Link, lost_error
+from twinkle_agentic.envs.openenv.link_settings import LinkSettings
 from twinkle_agentic.envs.openenv.protocol import MessageType
+from twinkle_agentic.tools.mailbox import Mailbox, mailbox_of
 
 __all__ = ["Session", "backoff_delays"]
 

@@ -7,7 +7,6 @@ own. A thread that hangs is given up with the environments in it; their slots go
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -15,12 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
+from twinkle_agentic.envs.base import Env
 from twinkle_agentic.envs.errors import ErrorKind
-from twinkle_agentic.envs.openenv.pool.wire import Failure, Op, SlotRequest, failure_of, pack_reply
-from twinkle_agentic.tools.coroutines import finish
-
-logger = logging.getLogger(__name__)
+from twinkle_agentic.envs.openenv.pool.life import Life
+from twinkle_agentic.envs.openenv.pool.wire import Failure, Op, SlotRequest, pack_reply
 
 __all__ = ["SlotCall", "SlotHost"]
 
@@ -40,7 +37,7 @@ class SlotCall:
         self.episode = request.episode
         self.on_done = on_done
         self.finished = False
-        self.life: _Life | None = None
+        self.life: _LaneLife | None = None
 
 
 class _Lane:
@@ -51,22 +48,21 @@ class _Lane:
     def __init__(self) -> None:
         self.mailbox: queue.SimpleQueue[SlotCall | None] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
-        self.lives: set[_Life] = set()
+        self.lives: set[_LaneLife] = set()
         self.current: SlotCall | None = None
         self.abandoned = False
 
 
-class _Life:
-    """One environment of a slot, from its making to its end."""
+class _LaneLife(Life):
+    """An environment of a slot and the lane it lives in."""
 
-    __slots__ = ("env", "in_episode", "lane", "lost", "retired", "return_so_far")
+    __slots__ = ("lane", "retired")
 
-    def __init__(self, lane: _Lane, lost: Failure | None = None) -> None:
+    def __init__(
+        self, make_env: Callable[[], Env], lane: _Lane, lost: Failure | None = None
+    ) -> None:
+        super().__init__(make_env, lost)
         self.lane = lane
-        self.env: Env | None = None
-        self.in_episode = False
-        self.return_so_far = 0.0
-        self.lost = lost
         self.retired = False
         lane.lives.add(self)
 
@@ -101,7 +97,9 @@ class SlotHost:
         self._step_times_s: deque[float] = deque(maxlen=_KEPT_STEP_TIMES)
         slots = range(start, end)
         shared = _Lane()
-        self._lives = {slot: _Life(_Lane() if slot_threads else shared) for slot in slots}
+        self._lives = {
+            slot: _LaneLife(make_env, _Lane() if slot_threads else shared) for slot in slots
+        }
         self._open_calls = dict.fromkeys(slots, 0)
         self._episodes = dict.fromkeys(slots, 0)  # of the latest reset, as the driver counts them
 
@@ -141,7 +139,7 @@ class SlotHost:
                 failed += self._abandon(lane, call, failure)
             else:  # it only waits behind another slot, which has its own limit
                 call.life.retired = True
-                self._lives[call.slot] = _Life(lane, failure)
+                self._lives[call.slot] = _LaneLife(self._make_env, lane, failure)
             for each, _ in failed:
                 each.finished = True
                 self._open_calls[each.slot] -= 1
@@ -203,7 +201,7 @@ class SlotHost:
             if life.lane is old:
                 in_use = life.in_episode or slot == stuck.slot
                 lost = failure if slot == stuck.slot else beside
-                self._lives[slot] = _Life(new, lost if in_use else life.lost)
+                self._lives[slot] = _LaneLife(self._make_env, new, lost if in_use else life.lost)
         failed: list[tuple[SlotCall, Failure]] = []
         while (queued := _next_now(old.mailbox)) is not None:
             if queued.op in ("reset", "make"):  # they start anew anyway
@@ -218,7 +216,7 @@ class SlotHost:
     def _serve(self, lane: _Lane) -> None:
         """Run in the thread of a lane until it is closed or abandoned."""
         while (call := lane.mailbox.get()) is not None:
-            life = cast("_Life", call.life)
+            life = cast("_LaneLife", call.life)
             if not call.finished:
                 lane.current = call
                 reply = self._packed(self._run(life, call))
@@ -231,18 +229,18 @@ class SlotHost:
             if lane.abandoned:
                 break
             if life.lost is not None or life.retired:
-                self._dispose(life)  # its state is unknown
+                life.dispose()  # its state is unknown
             if life.retired:
                 lane.lives.discard(life)
         with self._lock:
             lives = list(lane.lives)
         for life in lives:
-            self._dispose(life)
+            life.dispose()
         if lane.abandoned:
             with self._lock:
                 self._abandoned -= 1
 
-    def _run(self, life: _Life, call: SlotCall) -> object:
+    def _run(self, life: _LaneLife, call: SlotCall) -> object:
         if call.incarnation is not None and call.incarnation != self._incarnation:
             return Failure(
                 text=f"slot {call.slot}: the episode was lost with its worker process; reset the "
@@ -250,88 +248,15 @@ class SlotHost:
                 retryable=True,
                 worker_lost=True,
             )
-        if life.lost is not None and call.op != "reset":
-            return life.lost
-        try:
-            if call.op == "step":
-                return self._step(life, call.slot, *call.args)
-            if call.op == "reset":
-                return self._reset(life, *call.args)
-            if call.op == "make":
-                env = self._made(life)
-                return {"tools": _tools_or_none(env), "scores": overrides_evaluate(env)}
-            return _called(self._made(life), call.op, *call.args[0], **call.args[1])
-        except BaseException as error:
-            failure = failure_of(error, f"slot {call.slot}: {call.op}")
-            if call.op in ("step", "reset"):
-                life.in_episode = False
-                life.lost = failure
-            return failure
-
-    def _made(self, life: _Life) -> Env:
-        if life.env is None:
-            life.env = self._make_env()
-        return life.env
-
-    def _reset(self, life: _Life, trajectory: Any, want_tools: bool) -> object:
-        life.in_episode = False
-        if life.lost is not None:
-            self._dispose(life)
-        life.lost = None
-        env = self._made(life)
-        result = _checked(_called(env, "reset", trajectory), "reset")
-        life.in_episode = True
-        life.return_so_far = 0.0
-        return (result, _tools_or_none(env)) if want_tools else result
-
-    def _step(self, life: _Life, slot: int, tool_name: str, arguments: dict[str, Any]) -> object:
-        if not life.in_episode or life.env is None:
-            return Failure(text=f"slot {slot}: no episode is running; reset the slot first")
         started = time.perf_counter()
-        result = _checked(life.env.step(tool_name, arguments), "step")
-        self._step_times_s.append(time.perf_counter() - started)
-        self._steps += 1
-        if "episode_reward" not in result.info:
-            if result.error is None:
-                life.return_so_far += result.reward
-            result.info["episode_reward"] = life.return_so_far
-        return result
-
-    def _dispose(self, life: _Life) -> None:
-        env, life.env = life.env, None
-        if env is None:
-            return
-        try:
-            _called(env, "close")
-        except BaseException as error:
-            logger.warning("closing an environment failed: %r", error)
+        value = life.run(call.op, call.slot, call.args)
+        if call.op == "step" and not isinstance(value, Failure):
+            self._step_times_s.append(time.perf_counter() - started)
+            self._steps += 1
+        return value
 
     def _packed(self, value: object) -> bytes:
         return pack_reply(self._incarnation, value)
-
-
-def _checked(value: Any, op: str) -> StepResult:
-    """Put right what an env returned; raise where it is no result at all."""
-    result = as_step_result(value)
-    if isinstance(value, type) or not hasattr(value, "observation"):
-        raise TypeError(f"{op} must return a StepResult, found {value!r}")
-    return result
-
-
-def _called(env: Env, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method, or its async twin where an env has only that one of its own."""
-    cls, twin = type(env), f"a{name}"
-    inherited = getattr(cls, name) is getattr(Env, name)
-    if inherited and getattr(cls, twin, None) is not getattr(Env, twin, None):
-        return finish(getattr(env, twin)(*args, **kwargs))
-    return getattr(env, name)(*args, **kwargs)
-
-
-def _tools_or_none(env: Env) -> list[Any] | None:
-    try:
-        return list(env.tools())
-    except Exception:  # asked again, and reported, when somebody needs them
-        return None
 
 
 def _next_now(mailbox: queue.SimpleQueue[SlotCall | None]) -> SlotCall | None:

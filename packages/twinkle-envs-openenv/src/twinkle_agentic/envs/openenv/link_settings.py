@@ -1,15 +1,42 @@
-"""The arguments of `OpenEnvClient` that say how to reach the server, checked."""
+"""How a server is reached: the arguments of `OpenEnvClient` that say so, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic.envs.openenv.address import ServerAddress
-from twinkle_agentic.envs.openenv.link import LinkSettings
 from twinkle_agentic.tools.limits import check_count, check_limit
 
-__all__ = ["link_settings"]
+__all__ = ["LinkSettings", "link_settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """How to reach a server, and what to bear with.
+
+    Attributes:
+        address: The server.
+        connect_timeout_s: Seconds for TCP, TLS and the websocket handshake together.
+        close_timeout_s: Seconds for a polite close; then the connection is cut.
+        ping_interval_s: Seconds between keepalive pings; `None` sends none.
+        ping_timeout_s: Seconds without a pong after which the server counts as dead; `None` waits
+            for ever.
+        max_message_bytes: Largest frame taken from the server.
+        headers: Extra HTTP headers of the handshake.
+        proxy: `True` asks the environment (`HTTP_PROXY` and the like) unless the server is on this
+            machine, `None` goes straight, a URL goes through that proxy.
+    """
+
+    address: ServerAddress
+    connect_timeout_s: float = 10.0
+    close_timeout_s: float = 5.0
+    ping_interval_s: float | None = 20.0
+    ping_timeout_s: float | None = 120.0
+    max_message_bytes: int = 100 * 2**20
+    headers: Mapping[str, str] | None = None
+    proxy: str | bool | None = True
 
 
 def link_settings(

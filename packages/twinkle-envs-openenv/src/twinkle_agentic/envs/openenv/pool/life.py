@@ -1,0 +1,117 @@
+"""One environment of a slot, from its making to its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
+from twinkle_agentic.envs.openenv.pool.wire import Failure, Op, failure_of
+from twinkle_agentic.tools.coroutines import finish
+
+__all__ = ["Life"]
+
+logger = logging.getLogger(__name__)
+
+
+class Life:
+    """An environment that is made on first use and forgets its episode when it fails.
+
+    Args:
+        make_env: Makes the environment; called where `run` is.
+        lost: Why there is no episode from the start.
+
+    Attributes:
+        in_episode: An episode can be stepped.
+        lost: Why the episode of before is lost; stays until a reset.
+    """
+
+    __slots__ = ("_env", "_make_env", "_return_so_far", "in_episode", "lost")
+
+    def __init__(self, make_env: Callable[[], Env], lost: Failure | None = None) -> None:
+        self._make_env = make_env
+        self._env: Env | None = None
+        self._return_so_far = 0.0
+        self.in_episode = False
+        self.lost = lost
+
+    def run(self, op: Op, slot: int, args: tuple[Any, ...]) -> object:
+        """Do what was asked; whatever is raised is returned as a `Failure`."""
+        if self.lost is not None and op != "reset":
+            return self.lost
+        try:
+            if op == "step":
+                return self._step(slot, *args)
+            if op == "reset":
+                return self._reset(*args)
+            if op == "make":
+                env = self._made()
+                return {"tools": _tools_or_none(env), "scores": overrides_evaluate(env)}
+            return _called(self._made(), op, *args[0], **args[1])
+        except BaseException as error:
+            failure = failure_of(error, f"slot {slot}: {op}")
+            if op in ("step", "reset"):
+                self.in_episode = False
+                self.lost = failure
+            return failure
+
+    def dispose(self) -> None:
+        """Close the environment; the next use makes a new one."""
+        env, self._env = self._env, None
+        if env is None:
+            return
+        try:
+            _called(env, "close")
+        except BaseException as error:
+            logger.warning("closing an environment failed: %r", error)
+
+    def _made(self) -> Env:
+        if self._env is None:
+            self._env = self._make_env()
+        return self._env
+
+    def _reset(self, trajectory: Any, want_tools: bool) -> object:
+        self.in_episode = False
+        if self.lost is not None:
+            self.dispose()
+        self.lost = None
+        env = self._made()
+        result = _checked(_called(env, "reset", trajectory), "reset")
+        self.in_episode = True
+        self._return_so_far = 0.0
+        return (result, _tools_or_none(env)) if want_tools else result
+
+    def _step(self, slot: int, tool_name: str, arguments: dict[str, Any]) -> object:
+        if not self.in_episode or self._env is None:
+            return Failure(text=f"slot {slot}: no episode is running; reset the slot first")
+        result = _checked(self._env.step(tool_name, arguments), "step")
+        if "episode_reward" not in result.info:
+            if result.error is None:
+                self._return_so_far += result.reward
+            result.info["episode_reward"] = self._return_so_far
+        return result
+
+
+def _checked(value: Any, op: str) -> StepResult:
+    """Put right what an env returned; raise where it is no result at all."""
+    result = as_step_result(value)
+    if isinstance(value, type) or not hasattr(value, "observation"):
+        raise TypeError(f"{op} must return a StepResult, found {value!r}")
+    return result
+
+
+def _called(env: Env, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method, or its async twin where an env has only that one of its own."""
+    cls, twin = type(env), f"a{name}"
+    inherited = getattr(cls, name) is getattr(Env, name)
+    if inherited and getattr(cls, twin, None) is not getattr(Env, twin, None):
+        return finish(getattr(env, twin)(*args, **kwargs))
+    return getattr(env, name)(*args, **kwargs)
+
+
+def _tools_or_none(env: Env) -> list[Any] | None:
+    try:
+        return list(env.tools())
+    except Exception:  # asked again, and reported, when somebody needs them
+        return None
