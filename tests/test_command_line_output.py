@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +152,51 @@ def test_a_second_run_in_the_same_folder_is_refused_in_one_line(tmp_path: Path) 
     ]
     assert len(rows(tmp_path)) == 32
     assert len(list((tmp_path / "runs/quickstart/traces").iterdir())) == 32
+
+
+def on_a_terminal(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command whose stdout is a terminal and return what the terminal got."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, **options)
+    os.close(theirs)
+    seen = b""
+    assert process.stderr is not None
+    with process:
+        with contextlib.suppress(OSError):  # EIO: the last writer has closed it
+            while data := os.read(ours, 65536):
+                seen += data
+        errors = process.stderr.read()
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())  # colours and cursor movements
+    return subprocess.CompletedProcess(command, process.returncode, text, errors)
+
+
+def histograms(output: str) -> list[str]:
+    return re.findall(r"^rewards +turns *\r?$", output, re.MULTILINE)
+
+
+def test_a_terminal_shows_a_bar_and_histograms(tmp_path: Path) -> None:
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    done = on_a_terminal(QUICKSTART, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout
+    assert "32 scored, 0 failed" in done.stdout
+    assert "progress: " not in done.stdout + done.stderr
+    assert len(histograms(done.stdout)) == 1
+
+
+def test_histograms_are_left_out_of_a_pipe_unless_asked_for(tmp_path: Path) -> None:
+    plain, asked = (
+        subprocess.run(
+            [*QUICKSTART, *options],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=True,
+        ).stdout
+        for options in ([], ["--plots"])
+    )
+    assert histograms(plain) == []
+    assert len(histograms(asked)) == 1
+    assert "█" * 24 + "  27" in asked  # the tasks that are solved

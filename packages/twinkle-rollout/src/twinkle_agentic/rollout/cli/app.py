@@ -30,6 +30,16 @@ app = typer.Typer(
 )
 
 
+_Plots = Annotated[
+    bool | None,
+    typer.Option(
+        "--plots/--no-plots",
+        help="Draw histograms of rewards and turns at the end; by default on a terminal only.",
+        show_default=False,
+    ),
+]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"twinkle-rollout {version('twinkle-rollout')}")
@@ -59,6 +69,7 @@ def quickstart(
     overwrite: Annotated[
         bool, typer.Option("--overwrite/--keep", help="Replace the result of an earlier run.")
     ] = True,
+    plots: _Plots = None,
 ) -> None:
     """Run 32 coding tasks on this machine, with a scripted policy in place of a model.
 
@@ -69,7 +80,12 @@ def quickstart(
 
     _exit(
         lambda console: run_quickstart(
-            console, out=out, concurrency=concurrency, faults=faults, overwrite=overwrite
+            console,
+            out=out,
+            concurrency=concurrency,
+            faults=faults,
+            overwrite=overwrite,
+            plots=plots,
         )
     )
 
@@ -116,6 +132,7 @@ def run(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the result of an earlier run.")
     ] = False,
+    plots: _Plots = None,
 ) -> None:
     """Roll out your own tasks with your own model and environment.
 
@@ -141,6 +158,7 @@ def run(
         deadline_s=deadline_s,
         step_timeout_s=step_timeout_s,
         overwrite=overwrite,
+        plots=plots,
     )
     _exit(lambda console: run_tasks(console, options))
 

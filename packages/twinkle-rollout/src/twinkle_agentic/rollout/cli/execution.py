@@ -11,6 +11,7 @@ from rich.console import Console
 from twinkle_agentic.envs.base import Env
 from twinkle_agentic.protocol.openai import OpenAI
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
+from twinkle_agentic.rollout.cli.histogram import print_histograms
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.progress import make_progress
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
@@ -27,6 +28,7 @@ def execute(
     api: OpenAI,
     env_factory: Callable[[Trajectory], Env],
     output: RunOutput,
+    plots: bool | None = None,
     **rollout_options: Any,
 ) -> int:
     """Roll out all tasks, write and show what came of them.
@@ -37,6 +39,8 @@ def execute(
         api: The model endpoint.
         env_factory: Makes the env of one trajectory.
         output: Entered.
+        plots: Whether to print histograms; `None` for a terminal only, so that scripts which read
+            the output find in it what they always did.
         **rollout_options: As for `APIMultiTurnRollout`.
 
     Returns:
@@ -61,6 +65,8 @@ def execute(
         output.finish(trajectories)
     print_table(console, trajectories)
     print_summary(console, trajectories, time.monotonic() - start)
+    if console.file.isatty() if plots is None else plots:
+        print_histograms(console, trajectories)
     console.print(f"trajectories: {output.path}\ntraces:       {output.traces}", soft_wrap=True)
     missing = unscored(trajectories)
     if missing:

@@ -20,7 +20,13 @@ _START_TIMEOUT_S = 60.0  # the coding server imports openenv, which takes 10 s o
 
 
 def quickstart(
-    console: Console, *, out: Path, concurrency: int, faults: bool, overwrite: bool
+    console: Console,
+    *,
+    out: Path,
+    concurrency: int,
+    faults: bool,
+    overwrite: bool,
+    plots: bool | None = None,
 ) -> int:
     """Run the packaged coding tasks against servers of our own.
 
@@ -30,6 +36,7 @@ def quickstart(
         concurrency: Episodes at once.
         faults: Let the scripted endpoint misbehave.
         overwrite: Replace the result of an earlier run.
+        plots: As for `execute`.
 
     Returns:
         The exit code of `execute`.
@@ -78,6 +85,7 @@ def quickstart(
             api=OpenAI("scripted-policy", api_key="none", base_url=f"{endpoint.url}/v1"),
             env_factory=lambda _: CodingTaskEnv(coding.url),
             output=output,
+            plots=plots,
             max_turns=6,
             concurrency=concurrency,
             request_timeout_s=5.0 if faults else 60.0,

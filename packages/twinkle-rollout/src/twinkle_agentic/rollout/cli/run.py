@@ -35,6 +35,7 @@ class RunOptions:
     deadline_s: float | None
     step_timeout_s: float
     overwrite: bool
+    plots: bool | None
 
 
 def run(console: Console, options: RunOptions) -> int:
@@ -73,6 +74,7 @@ def run(console: Console, options: RunOptions) -> int:
             api=OpenAI(options.model, api_key=options.api_key, base_url=options.model_url),
             env_factory=choice.make,
             output=output,
+            plots=options.plots,
             sampling_params=SamplingParams(
                 max_tokens=options.max_tokens, temperature=options.temperature
             ),
