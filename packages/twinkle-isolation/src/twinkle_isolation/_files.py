@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
 from typing import Any, cast
 
 from twinkle_isolation._channel import Call, Channel
@@ -78,7 +78,7 @@ class FileOperations:
                 `permission_denied`. What was written before the failure stays.
             SandboxLostError: The sandbox has ended.
         """
-        source = _pieces(data) if isinstance(data, bytes) else _resize(data)
+        source = _frames(data)
         call = None
         try:
             async for piece in source:
@@ -168,12 +168,17 @@ class FileOperations:
         return Watch(self._channel, call)
 
 
-async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+async def _frames(data: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield content in pieces that fit into a frame."""
+    if isinstance(data, bytes):
+        for piece in _cut(data):
+            yield piece
+        return
+    async for part in data:
+        for piece in _cut(part):
+            yield piece
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
     for start in range(0, len(data), MAX_BODY_BYTES):
         yield data[start : start + MAX_BODY_BYTES]
-
-
-async def _resize(source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    async for data in source:
-        for start in range(0, len(data), MAX_BODY_BYTES):
-            yield data[start : start + MAX_BODY_BYTES]

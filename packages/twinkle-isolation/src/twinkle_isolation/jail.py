@@ -13,30 +13,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from twinkle_isolation._guest.layout import (
+    BOUND_ETC,
+    COPIED_ETC,
+    DEVICES,
+    ROOT_POINT,
+    SYSTEM_PATHS,
+)
+
 __all__ = ["find_bwrap", "jail_command", "plain_command", "python_prefix"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _GUEST_LIB = "/run/twinkle/lib"
-_DIRECTORIES = (f"{_GUEST_LIB}/twinkle_isolation", "/run/twinkle/root", "/etc/ssl/certs")
+_DIRECTORIES = (f"{_GUEST_LIB}/twinkle_isolation", ROOT_POINT, "/etc/ssl/certs")
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[2]); "
     "from twinkle_isolation._guest.zygote import main; main()"
-)
-_ETC = (
-    "alternatives",
-    "ca-certificates",
-    "debian_version",
-    "ld.so.cache",
-    "ld.so.conf",
-    "localtime",
-    "mime.types",
-    "nsswitch.conf",
-    "os-release",
-    "protocols",
-    "resolv.conf",
-    "services",
-    "ssl/certs",
-    "ssl/openssl.cnf",
 )
 
 
@@ -86,8 +78,7 @@ def jail_command(
     # bubblewrap hides parts of a fresh /proc from root, and then the kernel refuses another one.
     command += ["--bind", "/proc", "/proc"] if os.geteuid() == 0 else ["--proc", "/proc"]
     command += ["--ro-bind", "/usr", "/usr"]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        path = f"/{name}"
+    for path in SYSTEM_PATHS:
         if os.path.islink(path):
             command += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
@@ -99,12 +90,12 @@ def jail_command(
         command += ["--dir", path]
     for path in shares:
         command += ["--ro-bind", path, path]
-    for name in _ETC:
+    for name in (*COPIED_ETC, *BOUND_ETC):
         path = f"/etc/{name}"
         command += ["--ro-bind-try", path, path]
     command += ["--ro-bind", str(_PACKAGE), f"{_GUEST_LIB}/twinkle_isolation"]
-    command += ["--dir", "/run/twinkle/root"]
-    for directory in ("/dev", "/run/twinkle/dev"):
+    command += ["--dir", ROOT_POINT]
+    for directory in ("/dev", DEVICES):
         command += ["--tmpfs", directory]
         for name in ("null", "zero", "full", "random", "urandom", "tty"):
             command += ["--dev-bind-try", f"/dev/{name}", f"{directory}/{name}"]

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from twinkle_isolation import jail
 from twinkle_isolation._channel import Channel
 from twinkle_isolation._guest.seccomp import filter_for
+from twinkle_isolation._order import order_message
 from twinkle_isolation._users import SandboxUsers
 from twinkle_isolation._zygote_link import CommandFor, ZygoteLink
 from twinkle_isolation.cgroups import Cgroups
@@ -26,18 +27,15 @@ from twinkle_isolation.errors import (
 )
 from twinkle_isolation.sandbox import Sandbox
 from twinkle_isolation.scratch import make_scratch
-from twinkle_isolation.types import IsolationInfo, IsolationMode, Limits, SandboxSpec
+from twinkle_isolation.types import IsolationInfo, IsolationMode, SandboxSpec
 
 logger = logging.getLogger(__name__)
 __all__ = ["Launcher"]
 
 _ANSWER_TIMEOUT_S = 60.0
 _CREATE_TIMEOUT_S = 20.0
-_STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONCURRENT_STARTS = 8
 _UNCOUNTED = ("cpu", "kernel_memory")
-_BYTES_PER_FILE = 32 << 10  # of kernel memory, where nobody counts it
-_LEAST_FILES = 256
 
 
 class Launcher:
@@ -277,13 +275,15 @@ class Launcher:
             passed = [theirs.fileno()]
             passed += [archive_fd] if archive_fd is not None else []
             passed += lease.fds if lease is not None else []
-            message = self._message(spec, directory) | {
-                "uid": uid,
-                "gid": os.getegid() if self._users.own else uid,
-                "archive": archive is not None,
-                "accounted": lease is not None,
-                "open_files": _open_files(spec.limits, accounted=lease is not None),
-            }
+            message = order_message(
+                spec,
+                uid=uid,
+                gid=os.getegid() if self._users.own else uid,
+                directory=directory,
+                shares=self._shares,
+                restored=archive is not None,
+                accounted=lease is not None,
+            )
             pid, pidfd = await zygote.fork(message, passed)
             undo.callback(os.close, pidfd)
             channel = await Channel.open(ours, answer_timeout_s=self._answer_timeout_s)
@@ -302,32 +302,6 @@ class Launcher:
         sandbox = Sandbox(channel, pidfd, pid, spec, on_end)
         self._sandboxes.add(sandbox)
         return sandbox
-
-    def _message(self, spec: SandboxSpec, directory: str | None) -> dict[str, Any]:
-        limits = spec.limits
-        # A full tmpfs says so; where there is none, only the longest file can be limited.
-        longest = limits.file_bytes or (None if directory is None else limits.disk_bytes)
-        return {
-            "hostname": spec.hostname,
-            "network": spec.network,
-            "directory": directory,
-            "env": self._base_env() | dict(spec.env),
-            "memory_bytes": limits.memory_bytes,
-            "processes": limits.processes,
-            "disk_bytes": limits.disk_bytes,
-            "shm_bytes": limits.shm_bytes,
-            "file_bytes": longest,
-        }
-
-    def _base_env(self) -> dict[str, str]:
-        front = [f"{path}/bin" for path in self._shares if os.path.isdir(f"{path}/bin")]
-        prefix = jail.python_prefix()
-        back = [f"{prefix}/bin"] if prefix is not None else []
-        return {
-            "PATH": ":".join([*front, _STANDARD_PATH, *back, "/opt/bin"]),
-            "SHELL": "/bin/bash",
-            "LANG": "C.UTF-8",
-        }
 
     def _make_directory(self, uid: int) -> str:
         if self._scratch is None:
@@ -404,11 +378,3 @@ class Launcher:
             logger.warning(
                 "no system call filter: the calls of a %r machine are not known", os.uname().machine
             )
-
-
-def _open_files(limits: Limits, *, accounted: bool) -> int:
-    """Return how many files a process may open; see `Limits.open_files`."""
-    if accounted:
-        return limits.open_files
-    share = limits.memory_bytes // limits.processes // _BYTES_PER_FILE
-    return min(limits.open_files, max(_LEAST_FILES, share))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator
-from typing import Literal
+from typing import Any, Literal
 
 from twinkle_isolation._channel import Call, Channel
 from twinkle_isolation._wire import MAX_BODY_BYTES
 from twinkle_isolation.errors import GuestError, SandboxLostError
 from twinkle_isolation.types import ProcessEnd, WatchEvent
 
-__all__ = ["GuestProcess", "Stream", "Watch"]
+__all__ = ["GuestProcess", "Stream", "Watch", "kill_request"]
 
 Stream = Literal["stdout", "stderr", "pty"]
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "pty")
+
+
+def kill_request(call: Call) -> dict[str, Any]:
+    """Make the request, without its id, that kills the group of the program a call started."""
+    return {"op": "signal", "process": call.number, "signal": int(signal.SIGKILL)}
 
 
 class GuestProcess:
@@ -76,8 +82,7 @@ class GuestProcess:
 
     def kill_soon(self) -> None:
         """Kill the program's group without waiting for it; nothing happens when it is gone."""
-        number = self._call.number
-        self._channel.send({"op": "signal", "id": 0, "process": number, "signal": 9})
+        self._channel.send({"id": 0} | kill_request(self._call))
 
     async def write_stdin(self, data: bytes) -> None:
         """Give the program input (also a terminal's).

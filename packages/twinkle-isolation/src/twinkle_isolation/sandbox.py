@@ -12,7 +12,7 @@ from typing import Self
 from twinkle_isolation._channel import Channel
 from twinkle_isolation._files import FileOperations
 from twinkle_isolation.errors import GuestError, IsolationError, SandboxLostError
-from twinkle_isolation.process import GuestProcess
+from twinkle_isolation.process import GuestProcess, kill_request
 from twinkle_isolation.types import ExecResult, SandboxSpec, Usage
 
 __all__ = ["Sandbox"]
@@ -124,6 +124,8 @@ class Sandbox(FileOperations):
     ) -> GuestProcess:
         """Start a program.
 
+        A caller that is cancelled before the program has started does not get it: it is killed.
+
         Args:
             args: The program (looked up in `PATH`) and its arguments.
             env: Added to the sandbox's environment.
@@ -134,8 +136,6 @@ class Sandbox(FileOperations):
             timeout_s: After this long its process group is killed. `None`: never.
             output_limit: After this many bytes of output its process group is killed. `None`:
                 never.
-
-        A caller that is cancelled before the program has started does not get it: it is killed.
 
         Raises:
             GuestError: `not_found` (no such program), `invalid_argument` (`cwd`, `user`),
@@ -153,8 +153,7 @@ class Sandbox(FileOperations):
             timeout_s=timeout_s,
             output_limit=output_limit,
         )
-        undo = {"op": "signal", "process": call.number, "signal": int(signal.SIGKILL)}
-        message = await call.begun(undo)
+        message = await call.begun(kill_request(call))
         return GuestProcess(self._channel, call, call.field(message, "pid", int))
 
     async def exec(
@@ -253,7 +252,7 @@ class Sandbox(FileOperations):
                     trouble += body
         except (GeneratorExit, asyncio.CancelledError):
             call.detach()
-            self._channel.send({"op": "signal", "id": 0, "process": call.number, "signal": 9})
+            self._channel.send({"id": 0} | kill_request(call))
             raise
         if message.get("reason") == "timeout":
             raise GuestError("deadline_exceeded", f"the files were not read in {timeout_s:g} s")

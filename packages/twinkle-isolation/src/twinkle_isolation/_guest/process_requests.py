@@ -14,18 +14,17 @@ from twinkle_isolation._guest.files import Failure, Paths
 from twinkle_isolation._guest.guard import INTERVAL_S, DiskWatch, Guard
 from twinkle_isolation._guest.outbox import Outbox
 from twinkle_isolation._guest.processes import Launch, Process
+from twinkle_isolation._guest.streams import Streams
 from twinkle_isolation._wire import Message
 
 __all__ = ["ProcessRequests"]
 
-_CHUNK_BYTES = 64 * 1024
-_MAX_STDIN_BYTES = 8 << 20
 _END_GRACE_S = 0.5
 _MAX_PROCESSES = 256  # started on request and not ended
 
 
 class ProcessRequests:
-    """Start programs, move what they print, and end those that are over a limit."""
+    """Start programs, answer what is asked about them, and end those that are over a limit."""
 
     def __init__(
         self,
@@ -41,7 +40,12 @@ class ProcessRequests:
         namespaces = self.namespaces = launch.root_namespace is not None
         self.paths = paths
         self.outbox = outbox
-        self.selector = selector
+        self.streams = Streams(
+            outbox,
+            selector,
+            on_drained=self.end_if_done,
+            on_flood=lambda process: self.kill(process, "output"),
+        )
         self.env: dict[str, str] = {str(k): str(v) for k, v in sandbox["env"].items()}
         self.guard = Guard(
             memory_bytes=sandbox["memory_bytes"],
@@ -102,7 +106,7 @@ class ProcessRequests:
                 process = self.by_pid.pop(pid, None)
                 if process is not None:
                     process.status = status
-                    self.drop_stdin(process)
+                    self.streams.drop_stdin(process)
                     if process.reason is not None:
                         # What left the killed group may hold the output open for ever.
                         process.force_end_at = time.monotonic() + _END_GRACE_S
@@ -126,15 +130,15 @@ class ProcessRequests:
         now = time.monotonic()
         process = processes.start(message, env, cwd, launch=self.launch, now=now)
         self.outbox.send({"id": process.id, "ev": "start", "pid": process.pid})
-        self.hold_process(process)
+        self.add(process)
         if self.guard_at is None:
             self.guard_at = now + INTERVAL_S
 
-    def hold_process(self, process: Process) -> None:
+    def add(self, process: Process) -> None:
         """Take a new process into the books."""
         self.processes[process.id] = process
         self.by_pid[process.pid] = process
-        self.watch_output(process)
+        self.streams.watch(process)
 
     def op_dump(self, message: Message, body: bytes) -> None:
         """Send every writable file as one tar stream, as if a program printed it. Pause first."""
@@ -166,7 +170,7 @@ class ProcessRequests:
             output_limit=None,
             pauses=False,
         )
-        self.hold_process(process)
+        self.add(process)
 
     def dump(self, writer: int, trouble: int) -> NoReturn:
         """Write every file to `writer` (in a forked child), or to `trouble` why that failed."""
@@ -197,8 +201,8 @@ class ProcessRequests:
     def end(self, process: Process) -> None:
         """Tell the end now."""
         for name in list(process.streams):
-            self.close_stream(process, name)
-        self.drop_stdin(process)
+            self.streams.close(process, name)
+        self.streams.drop_stdin(process)
         self.processes.pop(process.id, None)
         self.by_pid.pop(process.pid, None)
         code = None if process.status is None else os.waitstatus_to_exitcode(process.status)
@@ -217,7 +221,7 @@ class ProcessRequests:
     def watch_all(self) -> None:
         """Apply a change of the outbox to all programs."""
         for process in self.processes.values():
-            self.watch_output(process)
+            self.streams.watch(process)
 
     def hold(self, request_id: int, *, stop: bool) -> bool:
         """Stop or go on reading one program's output; False when there is no such program."""
@@ -225,55 +229,8 @@ class ProcessRequests:
         if process is None:
             return False
         process.held = stop
-        self.watch_output(process)
+        self.streams.watch(process)
         return True
-
-    def watch_output(self, process: Process) -> None:
-        """Read the program's output, or stop reading it while somebody is behind."""
-        wanted = not (self.outbox.throttled or process.held)
-        watched = self.selector.get_map()
-        for name, fd in process.streams.items():
-            if wanted and fd not in watched:
-                self.selector.register(
-                    fd,
-                    selectors.EVENT_READ,
-                    lambda p=process, n=name, f=fd: self.on_output(p, n, f),
-                )
-            elif not wanted and fd in watched:
-                self.selector.unregister(fd)
-
-    def on_output(self, process: Process, name: str, fd: int) -> None:
-        """Move one piece of output to the host."""
-        if process.pty and process.pending:
-            self.write_stdin(process)
-        try:
-            data = os.read(fd, _CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""  # a terminal whose last user is gone gives EIO
-        if not data:
-            self.close_stream(process, name)
-            self.end_if_done(process)
-            return
-        process.output_bytes += len(data)
-        limit = process.output_limit
-        if limit is not None and process.output_bytes > limit:
-            data = data[: max(0, len(data) - (process.output_bytes - limit))]
-            process.output_bytes = limit
-            if process.reason is None:
-                self.kill(process, "output")
-        if data:
-            self.outbox.send({"id": process.id, "ev": "data", "stream": name}, data)
-
-    def close_stream(self, process: Process, name: str) -> None:
-        """Close one of a program's outputs."""
-        fd = process.streams.pop(name)
-        if fd in self.selector.get_map():
-            self.selector.unregister(fd)
-        if fd == process.stdin:
-            process.stdin = None
-        os.close(fd)
 
     # Input and signals
 
@@ -299,14 +256,7 @@ class ProcessRequests:
         process = self.find(message)
         if process.stdin is None or process.close_stdin:
             raise Failure("failed_precondition", "the process has no stdin, or it is closed")
-        if process.pending_bytes + len(body) > _MAX_STDIN_BYTES:
-            waiting = process.pending_bytes
-            raise Failure(
-                "resource_exhausted", f"the program does not read its input: {waiting} bytes wait"
-            )
-        process.pending.append(body)
-        process.pending_bytes += len(body)
-        self.write_stdin(process)
+        self.streams.feed(process, body)
         return {}
 
     def op_close_stdin(self, message: Message, body: bytes) -> Message:
@@ -315,55 +265,8 @@ class ProcessRequests:
         if process.pty:
             return self.op_stdin(message, b"\x04")
         process.close_stdin = True
-        self.write_stdin(process)
+        self.streams.write_stdin(process)
         return {}
-
-    def write_stdin(self, process: Process) -> None:
-        """Give the program what its input takes now."""
-        fd = process.stdin
-        if fd is None:
-            return
-        while process.pending:
-            data = process.pending[0]
-            try:
-                written = os.write(fd, data)
-            except BlockingIOError:
-                break
-            except OSError:  # nobody reads any more
-                process.pending.clear()
-                process.pending_bytes = 0
-                break
-            process.pending_bytes -= written
-            if written == len(data):
-                process.pending.popleft()
-            else:
-                process.pending[0] = data[written:]
-        watched = fd in self.selector.get_map()
-        if process.pty:
-            if watched:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.pending else 0)
-                self.selector.modify(fd, events, self.selector.get_key(fd).data)
-        elif process.pending:
-            if not watched:
-                self.selector.register(
-                    fd, selectors.EVENT_WRITE, lambda p=process: self.write_stdin(p)
-                )
-        else:
-            if watched:
-                self.selector.unregister(fd)
-            if process.close_stdin:
-                self.drop_stdin(process)
-
-    def drop_stdin(self, process: Process) -> None:
-        """Close a program's input; a terminal's stays, it is the output too."""
-        fd = process.stdin
-        if fd is None or process.pty:
-            return
-        if fd in self.selector.get_map():
-            self.selector.unregister(fd)
-        os.close(fd)
-        process.stdin = None
-        process.pending.clear()
 
     def op_resize(self, message: Message, body: bytes) -> Message:
         """Change the size of a program's terminal."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import dataclass, field
 from typing import Any
 
 from twinkle_isolation._guest import linux
+from twinkle_isolation._guest.layout import DEVICES, ROOT_POINT, JailLayout
 
 __all__ = [
     "GUEST_GID",
     "GUEST_UID",
-    "JailLayout",
     "become_user",
     "enter_namespaces",
     "enter_root",
@@ -27,24 +26,6 @@ __all__ = [
 GUEST_UID = 1000
 GUEST_GID = 1000
 
-_ROOT_POINT = "/run/twinkle/root"
-_DEVICES = "/run/twinkle/dev"
-
-_PASSWD = """\
-root:x:0:0:root:/root:/bin/bash
-user:x:1000:1000:user:/home/user:/bin/bash
-nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
-"""
-_GROUP = "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
-_PROFILE = """\
-# Login shells keep the PATH they were started with.
-if [ -d /etc/profile.d ]; then
-  for part in /etc/profile.d/*.sh; do
-    [ -r "$part" ] && . "$part"
-  done
-  unset part
-fi
-"""
 _DIRECTORIES = (
     ("etc", 0o755),
     ("etc/ssl", 0o755),
@@ -62,60 +43,6 @@ _DIRECTORIES = (
     ("mnt", 0o755),
 )
 _PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus")
-_COPIED_ETC = (
-    "debian_version",
-    "ld.so.cache",
-    "ld.so.conf",
-    "localtime",
-    "mime.types",
-    "nsswitch.conf",
-    "os-release",
-    "protocols",
-    "resolv.conf",
-    "services",
-)
-
-
-@dataclass
-class JailLayout:
-    """What the zygote's jail offers; read once at its start."""
-
-    binds: list[str] = field(default_factory=lambda: list[str]())
-    links: dict[str, str] = field(default_factory=lambda: dict[str, str]())
-    etc: dict[str, bytes] = field(default_factory=lambda: dict[str, bytes]())
-
-    @classmethod
-    def read(cls, shares: list[str]) -> JailLayout:
-        """Look at the jail's root; `shares` are directories bound beyond the usual ones."""
-        layout = cls()
-        for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-            path = f"/{name}"
-            if os.path.islink(path):
-                layout.links[path] = os.readlink(path)
-            elif os.path.isdir(path):
-                layout.binds.append(path)
-        for path in (
-            *shares,
-            "/etc/alternatives",
-            "/etc/ca-certificates",
-            "/etc/ssl/certs",
-            "/etc/ssl/openssl.cnf",
-        ):
-            if os.path.exists(path):
-                layout.binds.append(path)
-        for name in _COPIED_ETC:
-            try:
-                with open(f"/etc/{name}", "rb") as file:
-                    layout.etc[name] = file.read(1 << 20)
-            except OSError:
-                continue
-        if not os.path.exists("/usr/bin/python") and os.path.exists("/usr/bin/python3"):
-            # Debian has no `python`; what models and documents write is `python -c ...`.
-            layout.links["/opt/bin/python"] = "/usr/bin/python3"
-        layout.etc["passwd"] = _PASSWD.encode()
-        layout.etc["group"] = _GROUP.encode()
-        layout.etc["profile"] = _PROFILE.encode()
-        return layout
 
 
 def become_user(uid: int, gid: int) -> None:
@@ -177,16 +104,16 @@ def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount(
         "tmpfs",
-        _ROOT_POINT,
+        ROOT_POINT,
         "tmpfs",
         linux.MS_NOSUID | linux.MS_NODEV,
         f"mode=0755,size={size},nr_inodes={max(4096, size // 8192)}",
     )
     _fill_root(layout, sandbox)
     for path, target in layout.links.items():
-        os.symlink(target, _ROOT_POINT + path)
+        os.symlink(target, ROOT_POINT + path)
     for path in layout.binds:
-        target = _ROOT_POINT + path
+        target = ROOT_POINT + path
         if os.path.isdir(path):
             os.makedirs(target, exist_ok=True)
         else:
@@ -194,14 +121,14 @@ def enter_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
             _write(target, b"", create=True)
         linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
     _mount_system(sandbox)
-    linux.pivot_root_here(_ROOT_POINT)
+    linux.pivot_root_here(ROOT_POINT)
     linux.sethostname(str(sandbox["hostname"]))
     if not sandbox["network"]:
         linux.bring_up_loopback()
 
 
 def _fill_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
-    root = _ROOT_POINT
+    root = ROOT_POINT
     for name, mode in _DIRECTORIES:
         os.mkdir(f"{root}/{name}", mode)
         if mode & 0o1000:
@@ -216,9 +143,9 @@ def _fill_root(layout: JailLayout, sandbox: dict[str, Any]) -> None:
 
 def _mount_system(sandbox: dict[str, Any]) -> None:
     quiet = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-    dev = f"{_ROOT_POINT}/dev"
+    dev = f"{ROOT_POINT}/dev"
     os.mkdir(dev)
-    linux.mount(_DEVICES, dev, None, linux.MS_BIND | linux.MS_REC)
+    linux.mount(DEVICES, dev, None, linux.MS_BIND | linux.MS_REC)
     linux.mount(
         "tmpfs",
         f"{dev}/shm",
@@ -233,7 +160,7 @@ def _mount_system(sandbox: dict[str, Any]) -> None:
         linux.MS_NOSUID | linux.MS_NOEXEC,
         "newinstance,ptmxmode=0666,mode=620",
     )
-    proc = f"{_ROOT_POINT}/proc"
+    proc = f"{ROOT_POINT}/proc"
     os.mkdir(proc)
     linux.mount("proc", proc, "proc", quiet)
     # Nobody in this sandbox makes another user namespace (and gains capabilities over it).

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from twinkle_isolation._guest import linux, orphans, rootfs
+from twinkle_isolation._guest.layout import JailLayout
 from twinkle_isolation._guest.seccomp import filter_for
 from twinkle_isolation._guest.supervisor import Supervisor
 
@@ -45,9 +46,7 @@ class _Zygote:
         self.control = control
         self.namespaces: bool = config["namespaces"]
         self.config = config
-        self.layout = (
-            rootfs.JailLayout.read(config["shares"]) if self.namespaces else rootfs.JailLayout()
-        )
+        self.layout = JailLayout.read(config["shares"]) if self.namespaces else JailLayout()
         self.supervisors: set[int] = set()
         if not self.namespaces:
             linux.set_child_subreaper()
