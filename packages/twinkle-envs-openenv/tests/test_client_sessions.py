@@ -19,7 +19,7 @@ from twinkle_agentic.envs.background import background_loop
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import SessionClosedError
 from twinkle_agentic.envs.openenv import OpenEnvClient
-from twinkle_agentic.envs.openenv.hop import Mailbox
+from twinkle_agentic.tools.mailbox import Mailbox
 from twinkle_agentic.tools.threads import ThreadPool, use_pool
 
 pytestmark = pytest.mark.timeout(120)

@@ -102,6 +102,29 @@ def test_calls_from_many_threads_all_finish() -> None:
     assert sorted(results) == list(range(1600))
 
 
+def test_calls_that_block_get_a_thread_each() -> None:
+    pool, together = ThreadPool(100), threading.Barrier(100)
+    for _ in range(3):
+        futures = [pool.submit(together.wait, WAIT_S) for _ in range(100)]
+        assert sorted(future.result(WAIT_S) for future in futures) == list(range(100))
+
+
+def test_pool_goes_on_where_an_interrupt_cut_the_waking_of_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ThreadPool(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit(int)
+    monkeypatch.setattr(threads, "_WAKE_LIMIT_S", 0.0)
+    assert pool.submit(int).result(WAIT_S) == 0
+
+
+def _interrupted(thread: threading.Thread) -> None:
+    raise KeyboardInterrupt
+
+
 def test_abandoned_call_frees_its_place() -> None:
     pool, go, started = ThreadPool(1), threading.Event(), threading.Event()
 

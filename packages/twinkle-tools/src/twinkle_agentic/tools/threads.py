@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import logging
 import os
 import queue
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
+
+from twinkle_agentic.tools.mailbox import Mailbox, mailbox_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _IDLE_EXIT_S = 30.0  # an idle thread ends by itself after this long
+_WAKE_LIMIT_S = 1.0  # a worker not at the queue by then is not waited for (Ctrl-C cut its waking)
 
 
 class BlockingCallError(RuntimeError):
@@ -47,6 +53,11 @@ class ThreadPool:
     order. `abandon` gives up on a running call: its place is free at once, its thread ends whenever
     the call returns, and it never delays the exit of the interpreter. Thread-safe. A forked child
     starts with an empty pool: the calls of the parent stay in the parent.
+
+    One thread at a time is on its way to the queue; once there it calls the next. A burst of calls
+    that return at once is so served by a few threads, and a burst of calls that block still gets a
+    thread each: waking hundreds at once, which then fight for one interpreter lock, costs several
+    times as much.
 
     Raises:
         ValueError: `max_threads` is below 1.
@@ -75,16 +86,17 @@ class ThreadPool:
         """
         call = _Call(self, function, args, kwargs)
         with self._lock:
-            if self._busy >= self.max_threads:
-                self._waiting[call] = None
-                return call
-            self._busy += 1
-            worker = self._idle.pop() if self._idle else None
+            self._waiting[call] = None
+            worker = self._next_worker()
         try:
-            self._start(worker, call)
+            self._wake(worker)
         except RuntimeError:
-            self._release()
-            raise
+            with self._lock:
+                refused = self._waiting.pop(call, self) is None
+                worker = self._next_worker()  # others may have counted on the one that failed
+            self._wake_or_fail(worker)
+            if refused:  # else a worker has taken it meanwhile
+                raise
         return call
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -95,12 +107,18 @@ class ThreadPool:
             RuntimeError: The system gives no further thread.
             Exception: Whatever else the call raises.
         """
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[T] = loop.create_future()
         future = self.submit(function, *args, **kwargs)
+        future.add_done_callback(partial(_deliver, mailbox_of(loop), waiter))
         try:
-            return await asyncio.wrap_future(future)
+            return await waiter
         except asyncio.CancelledError:
             self.abandon(future)
             raise
+        finally:
+            # An exception keeps this frame, so the frame must not keep the exception.
+            del future, waiter
 
     def abandon(self, future: Future[Any]) -> None:
         """Stop waiting for a call, in whichever pool it is.
@@ -118,50 +136,47 @@ class ThreadPool:
             call.abandoned = True
             self._abandoned += 1
             count = self._abandoned
+            self._busy -= 1
+            worker = self._next_worker()
         if count & (count - 1) == 0:  # at 1, 2, 4, 8, ...: a thousand given up at once are no news
             logger.warning("%d abandoned calls still hold a thread each", count)
-        self._release()
-
-    def _start(self, worker: _Worker | None, call: _Call) -> None:
-        """Give a call, whose place is counted, to an idle worker or a new one."""
-        if worker is None:
-            _Worker(self, call)
-        else:
-            worker.give(call)
-
-    def _release(self) -> None:
-        """Hand a freed place to the next queued call."""
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._busy -= 1
-                    return
-                call, _ = self._waiting.popitem(last=False)
-                worker = self._idle.pop() if self._idle else None
-            try:
-                self._start(worker, call)
-            except RuntimeError as error:
-                call.fail(error)
-            else:
-                return
+        self._wake_or_fail(worker)
 
     def forget(self, call: _Call) -> bool:
-        """Take a cancelled call out of the queue; called by the call alone."""
+        """Take a call out of the queue; returns whether it was there."""
         with self._lock:
             return self._waiting.pop(call, self) is None
 
-    def finished(self, worker: _Worker, call: _Call) -> None:
-        """Take back a worker whose call returned; called by the worker alone."""
+    def take(self, worker: _Worker, done: _Call | None) -> _Call | None:
+        """Take back a call that returned and hand out the next; called by the worker alone.
+
+        Args:
+            worker: Counts as idle where there is no next call.
+            done: `None` from a worker that was woken.
+        """
         with self._lock:
-            call.started = False
-            self._idle.append(worker)
-            if call.abandoned:
-                self._abandoned -= 1
-                return
-        self._release()
+            if done is None:
+                self._woken_at = None
+            else:
+                done.started = False
+                if done.abandoned:
+                    self._abandoned -= 1
+                else:
+                    self._busy -= 1
+            call = None
+            if self._waiting and self._busy < self.max_threads:
+                call, _ = self._waiting.popitem(last=False)
+                self._busy += 1
+                # Before its state changes, so that `abandon` cannot miss it.
+                call.started = True
+            else:
+                self._idle.append(worker)
+            following = self._next_worker()
+        self._wake_or_fail(following)
+        return call
 
     def retire(self, worker: _Worker) -> bool:
-        """Let an idle worker end, unless it has just been given a call."""
+        """Let an idle worker end, unless it has just been woken."""
         with self._lock:
             try:
                 self._idle.remove(worker)
@@ -169,11 +184,47 @@ class ThreadPool:
                 return False
             return True
 
+    def _next_worker(self) -> _Worker | None:
+        """Choose the worker to wake, where one is due. The lock is held."""
+        if not self._waiting or self._busy >= self.max_threads:
+            return None
+        now = time.monotonic()
+        if self._woken_at is not None and now - self._woken_at < _WAKE_LIMIT_S:
+            return None
+        self._woken_at = now
+        return self._idle.pop() if self._idle else _Worker(self)
+
+    def _wake(self, worker: _Worker | None) -> None:
+        if worker is None:
+            return
+        try:
+            worker.wake()
+        except RuntimeError:
+            with self._lock:
+                self._woken_at = None
+            raise
+
+    def _wake_or_fail(self, worker: _Worker | None) -> None:
+        """Wake a worker; where the system gives no thread, the oldest call fails with that."""
+        while worker is not None:
+            try:
+                self._wake(worker)
+            except RuntimeError as error:
+                with self._lock:
+                    call = self._waiting.popitem(last=False)[0] if self._waiting else None
+                    worker = self._next_worker()
+                if call is not None:
+                    call.fail(error)
+            else:
+                return
+
     def _empty(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._waiting: OrderedDict[_Call, None] = OrderedDict()
-        self._busy = 0
+        self._busy = 0  # calls that hold a place
+        # When the worker was woken that has not looked at the queue yet.
+        self._woken_at: float | None = None
         self._abandoned = 0
 
 
@@ -207,7 +258,6 @@ class _Call(Future[Any]):
             self.set_exception(error)
 
     def run(self) -> None:
-        self.started = True  # before the state changes, so that `abandon` cannot miss it
         if not self.set_running_or_notify_cancel() or self._work is None:
             return
         work, self._work = self._work, None
@@ -242,28 +292,55 @@ def _outcome(
 
 
 class _Worker:
-    """One daemon thread and its mailbox."""
+    """One daemon thread; it sleeps until it is woken, then works until the queue is empty."""
 
-    def __init__(self, pool: ThreadPool, call: _Call) -> None:
+    def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
-        self._mail: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        self._mail.put(call)
-        threading.Thread(target=self._loop, name="twinkle-blocking", daemon=True).start()
+        self._bell: queue.SimpleQueue[None] | None = None
 
-    def give(self, call: _Call) -> None:
-        self._mail.put(call)
+    def wake(self) -> None:
+        """Start the thread, or send it to the queue.
 
-    def _loop(self) -> None:
+        Raises:
+            RuntimeError: The system gives no thread.
+        """
+        if self._bell is not None:
+            self._bell.put(None)
+            return
+        self._bell = queue.SimpleQueue()
+        threading.Thread(
+            target=self._loop, args=(self._bell,), name="twinkle-blocking", daemon=True
+        ).start()
+
+    def _loop(self, bell: queue.SimpleQueue[None]) -> None:
         while True:
+            call = self._pool.take(self, None)
+            while call is not None:
+                call.run()
+                call = self._pool.take(self, call)
             try:
-                call = self._mail.get(timeout=_IDLE_EXIT_S)
+                bell.get(timeout=_IDLE_EXIT_S)
             except queue.Empty:
                 if self._pool.retire(self):
                     return
-                call = self._mail.get()  # given between the two lines above
-            call.run()
-            self._pool.finished(self, call)
-            del call  # an idle thread must not keep a result alive
+                bell.get()  # woken between the two lines above
+
+
+def _deliver(mailbox: Mailbox, waiter: asyncio.Future[Any], call: Future[Any]) -> None:
+    """Bring the outcome of a call to the loop that awaits it."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        mailbox.post(_settle, waiter, call)
+
+
+def _settle(waiter: asyncio.Future[Any], call: Future[Any]) -> None:
+    if waiter.done():  # cancelled
+        return
+    if call.cancelled():
+        waiter.cancel()
+    elif (error := call.exception()) is not None:
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(call.result())
 
 
 _pools: WeakSet[ThreadPool] = WeakSet()
