@@ -23,6 +23,7 @@ __all__ = ["BuildRequest", "run_build"]
 _STEP_TIMEOUT_S = 1800.0
 _BUILD_TIMEOUT_S = 3600.0
 _READY_TIMEOUT_S = 300.0
+_READY_TRY_TIMEOUT_S = 30.0
 _READY_INTERVAL_S = 0.2
 _IGNORED = {"EXPOSE", "VOLUME", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK"}
 
@@ -147,12 +148,7 @@ async def _build(
             name, _, value = args[0].partition("=")
             record.env[name] = value
     if wanted.start_cmd:
-        process = await record.sandbox.start(
-            ["/bin/bash", "-l", "-c", wanted.start_cmd],
-            env=record.env,
-            cwd=record.default_cwd,
-            user=record.default_user,
-        )
+        process = await record.start_shell(wanted.start_cmd)
         process.detach()
         await _wait_ready(build, record, wanted.ready_cmd, process)
     template = registry.templates.find(build.template_id)
@@ -178,13 +174,7 @@ async def _build(
 async def _run(
     build: BuildState, record: SandboxRecord, command: str, user: str, step: str
 ) -> None:
-    result = await record.sandbox.exec(
-        ["/bin/bash", "-l", "-c", command],
-        env=record.env,
-        cwd=record.default_cwd,
-        user=user,
-        timeout_s=_STEP_TIMEOUT_S,
-    )
+    result = await record.run_shell(command, timeout_s=_STEP_TIMEOUT_S, user=user)
     for text in (result.stdout, result.stderr):
         for line in text.decode(errors="replace").splitlines():
             build.log(line, step=step)
@@ -213,13 +203,7 @@ async def _wait_ready(
         return
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline:
-        result = await record.sandbox.exec(
-            ["/bin/bash", "-l", "-c", command],
-            env=record.env,
-            cwd=record.default_cwd,
-            user=record.default_user,
-            timeout_s=30.0,
-        )
+        result = await record.run_shell(command, timeout_s=_READY_TRY_TIMEOUT_S)
         if result.end.exit_code == 0:
             return
         await asyncio.sleep(_READY_INTERVAL_S)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -16,20 +15,20 @@ from sandbox_server.copies import fork
 from sandbox_server.create_request import CreateRequest, checked_timeout
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request, Response, json_response
+from sandbox_server.pages import page_of
 from sandbox_server.record import SandboxRecord
 from sandbox_server.registry import Registry
-from sandbox_server.template_routes import TEMPLATE_ROUTES, Route
-from sandbox_server.tokens import decode_token, encode_token
+from sandbox_server.routing import Route, route
+from sandbox_server.template_routes import TEMPLATE_ROUTES
+from sandbox_server.values import time_text
 
 __all__ = ["serve_control"]
 
 _V1_DEFAULT_TIMEOUT_S = 15.0
 _MAX_FORKS = 20
-_MAX_PAGE = 100
+_PAGE = 100
 _CLIENT_ID = "local"
 _CPUS = os.cpu_count() or 1
-
-Handler = Callable[[Registry, Request, "re.Match[str]"], Awaitable[Response]]
 
 
 async def serve_control(registry: Registry, request: Request) -> Response:
@@ -40,20 +39,16 @@ async def serve_control(registry: Registry, request: Request) -> Response:
     """
     check_access(request, registry.config.api_key)
     allowed: set[str] = set()
-    for route in ROUTES:
-        match = route.pattern.fullmatch(request.path)
+    for known in ROUTES:
+        match = known.pattern.fullmatch(request.path)
         if match is None:
             continue
-        if route.method == request.method:
-            return await route.handler(registry, request, match)
-        allowed.add(route.method)
+        if known.method == request.method:
+            return await known.handler(registry, request, match)
+        allowed.add(known.method)
     if allowed:
         raise ApiError(405, f"{request.method} {request.path}: use {' or '.join(sorted(allowed))}")
     raise ApiError(404, f"route not found: {request.method} {request.path}")
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def session(registry: Registry, record: SandboxRecord) -> dict[str, Any]:
@@ -79,8 +74,8 @@ def _listed(record: SandboxRecord) -> dict[str, Any]:
         "templateID": record.template_id,
         "clientID": _CLIENT_ID,
         "envdVersion": ENVD_VERSION,
-        "startedAt": _time(record.started_at),
-        "endAt": _time(record.ends_at),
+        "startedAt": time_text(record.started_at),
+        "endAt": time_text(record.ends_at),
         "cpuCount": _CPUS,
         "memoryMB": record.memory_bytes >> 20,
         "diskSizeMB": record.disk_bytes >> 20,
@@ -127,7 +122,7 @@ async def _resume(registry: Registry, request: Request, match: re.Match[str]) ->
 
 
 async def _list(registry: Registry, request: Request, match: re.Match[str]) -> Response:
-    limit = request.number("limit", least=1, most=1000, default=_MAX_PAGE)
+    limit = request.number("limit", least=1, most=1000, default=_PAGE)
     default_state = "running,paused" if match["v2"] else "running"
     states = set((request.parameter("state") or default_state).split(","))
     if not states <= {"running", "paused"}:
@@ -145,23 +140,13 @@ async def _list(registry: Registry, request: Request, match: re.Match[str]) -> R
         and (template is None or template in (record.template_id, record.alias))
         and (after is None or record.started_at > after)
     ]
-    records.sort(key=lambda r: (r.started_at, r.sandbox_id), reverse=descending)
-    token = request.parameter("nextToken")
-    if token:
-        last = decode_token(token)
-        records = [
-            r
-            for r in records
-            if (
-                (r.started_at, r.sandbox_id) < last
-                if descending
-                else (r.started_at, r.sandbox_id) > last
-            )
-        ]
-    page = records[:limit] if match["v2"] else records
-    headers: list[tuple[str, str]] = []
-    if len(page) < len(records):
-        headers.append(("x-next-token", encode_token(page[-1].started_at, page[-1].sandbox_id)))
+    page, headers = page_of(
+        records,
+        lambda r: (r.started_at, r.sandbox_id),
+        token=request.parameter("nextToken"),
+        limit=limit if match["v2"] else None,
+        descending=descending,
+    )
     return json_response([_listed(record) for record in page], headers=headers)
 
 
@@ -242,10 +227,10 @@ async def _fork(registry: Registry, request: Request, match: re.Match[str]) -> R
 async def _metrics(registry: Registry, request: Request, match: re.Match[str]) -> Response:
     record = registry.get(match["id"])
     usage = await record.sandbox.usage()
-    now = datetime.now(UTC)
+    now = time.time()
     sample = {
-        "timestamp": now.isoformat().replace("+00:00", "Z"),
-        "timestampUnix": int(now.timestamp()),
+        "timestamp": time_text(now),
+        "timestampUnix": int(now),
         "cpuCount": _CPUS,
         "cpuUsedPct": _cpu_percent(record, usage.cpu_s),
         "memUsed": usage.memory_bytes,
@@ -270,23 +255,19 @@ async def _network(registry: Registry, request: Request, match: re.Match[str]) -
     raise ApiError(400, "the network of a running sandbox cannot be changed on this server")
 
 
-def _route(method: str, pattern: str, handler: Handler) -> Route:
-    return Route(method, re.compile(pattern), handler)
-
-
 _ID = r"(?P<id>[A-Za-z0-9_-]+)"
 ROUTES: list[Route] = [
-    _route("POST", r"(?P<v2>/v2)?/sandboxes", _create),
-    _route("GET", r"(?P<v2>/v2)?/sandboxes", _list),
-    _route("POST", rf"(/v2)?/sandboxes/{_ID}/connect", _connect),
-    _route("POST", rf"(/v2)?/sandboxes/{_ID}/resume", _resume),
-    _route("POST", rf"(/v2)?/sandboxes/{_ID}/pause", _pause),
-    _route("POST", rf"(/v2)?/sandboxes/{_ID}/timeout", _timeout),
-    _route("POST", rf"(/v2)?/sandboxes/{_ID}/refreshes", _refresh),
-    _route("POST", rf"(/v2)?/sandboxes/{_ID}/fork", _fork),
-    _route("GET", rf"(/v2)?/sandboxes/{_ID}/metrics", _metrics),
-    _route("PUT", rf"(/v2)?/sandboxes/{_ID}/network", _network),
-    _route("GET", rf"(/v2)?/sandboxes/{_ID}", _info),
-    _route("DELETE", rf"(/v2)?/sandboxes/{_ID}", _kill),
+    route("POST", r"(?P<v2>/v2)?/sandboxes", _create),
+    route("GET", r"(?P<v2>/v2)?/sandboxes", _list),
+    route("POST", rf"(/v2)?/sandboxes/{_ID}/connect", _connect),
+    route("POST", rf"(/v2)?/sandboxes/{_ID}/resume", _resume),
+    route("POST", rf"(/v2)?/sandboxes/{_ID}/pause", _pause),
+    route("POST", rf"(/v2)?/sandboxes/{_ID}/timeout", _timeout),
+    route("POST", rf"(/v2)?/sandboxes/{_ID}/refreshes", _refresh),
+    route("POST", rf"(/v2)?/sandboxes/{_ID}/fork", _fork),
+    route("GET", rf"(/v2)?/sandboxes/{_ID}/metrics", _metrics),
+    route("PUT", rf"(/v2)?/sandboxes/{_ID}/network", _network),
+    route("GET", rf"(/v2)?/sandboxes/{_ID}", _info),
+    route("DELETE", rf"(/v2)?/sandboxes/{_ID}", _kill),
     *TEMPLATE_ROUTES,
 ]

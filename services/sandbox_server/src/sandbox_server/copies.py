@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sandbox_server.errors import ApiError, from_guest
+from sandbox_server.errors import ApiError, from_guest, from_lost
 from sandbox_server.record import SandboxRecord
 from sandbox_server.registry import Registry
 from sandbox_server.templates import Template, new_id
@@ -64,7 +64,7 @@ async def save_files(registry: Registry, record: SandboxRecord, *, keep: bool = 
                 if record.state == "running":
                     await record.sandbox.resume()
         except SandboxLostError as error:
-            raise ApiError(404, f"sandbox {record.sandbox_id!r} was not found: {error}") from error
+            raise from_lost(record.sandbox_id, error) from error
         except GuestError as error:
             raise from_guest(error) from error
 

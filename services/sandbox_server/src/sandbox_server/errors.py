@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from twinkle_isolation import GuestError
+from twinkle_isolation import GuestError, SandboxLostError
 
-__all__ = ["CONNECT_STATUS", "ApiError", "connect_code", "from_guest"]
+__all__ = ["CONNECT_STATUS", "ApiError", "connect_code", "from_guest", "from_lost"]
 
 CONNECT_STATUS: Mapping[str, int] = {
     "already_exists": 409,
@@ -71,3 +71,8 @@ def from_guest(error: GuestError) -> ApiError:
             507, f"not enough space in the sandbox: {error.message}", code="resource_exhausted"
         )
     return ApiError(CONNECT_STATUS.get(error.code, 500), error.message, code=error.code)
+
+
+def from_lost(sandbox_id: str, error: SandboxLostError) -> ApiError:
+    """Return the answer for a sandbox that ended while it was asked."""
+    return ApiError(404, f"sandbox {sandbox_id!r} was not found: {error}")

@@ -9,9 +9,11 @@ from typing import Literal
 
 from sandbox_server.processes import ProcessTable
 from sandbox_server.watchers import WatcherTable
-from twinkle_isolation import Sandbox
+from twinkle_isolation import ExecResult, GuestProcess, Sandbox
 
 __all__ = ["SandboxRecord"]
+
+_SHELL = ("/bin/bash", "-l", "-c")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,3 +53,31 @@ class SandboxRecord:
     cpu_sample: tuple[float, float] | None = None
     ending: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def start_shell(self, command: str) -> GuestProcess:
+        """Start a command line as the sandbox's user, in its directory, with its environment.
+
+        Raises:
+            GuestError: It could not be started.
+            SandboxLostError: The sandbox has ended.
+        """
+        return await self.sandbox.start(
+            [*_SHELL, command], env=self.env, cwd=self.default_cwd, user=self.default_user
+        )
+
+    async def run_shell(
+        self, command: str, *, timeout_s: float, user: str | None = None
+    ) -> ExecResult:
+        """Run a command line to its end, by default as `start_shell` does.
+
+        Raises:
+            GuestError: It could not be started.
+            SandboxLostError: The sandbox has ended.
+        """
+        return await self.sandbox.exec(
+            [*_SHELL, command],
+            env=self.env,
+            cwd=self.default_cwd,
+            user=user or self.default_user,
+            timeout_s=timeout_s,
+        )

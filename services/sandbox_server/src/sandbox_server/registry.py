@@ -14,7 +14,7 @@ from typing import Any
 
 from sandbox_server.config import ServerConfig
 from sandbox_server.create_request import CreateRequest
-from sandbox_server.errors import ApiError
+from sandbox_server.errors import ApiError, from_lost
 from sandbox_server.idempotency import IdempotencyKeys
 from sandbox_server.metrics import Metrics
 from sandbox_server.record import SandboxRecord
@@ -200,12 +200,7 @@ class Registry:
 
     async def _run_start_cmd(self, record: SandboxRecord, command: str) -> None:
         """Start a template's start command and give it a moment."""
-        process = await record.sandbox.start(
-            ["/bin/bash", "-l", "-c", command],
-            env=record.env,
-            cwd=record.default_cwd,
-            user=record.default_user,
-        )
+        process = await record.start_shell(command)
         process.detach()
 
         async def listen() -> None:
@@ -275,9 +270,7 @@ class Registry:
             try:
                 await record.sandbox.pause()
             except SandboxLostError as error:
-                raise ApiError(
-                    404, f"sandbox {record.sandbox_id!r} was not found: {error}"
-                ) from error
+                raise from_lost(record.sandbox_id, error) from error
             record.state = "paused"
             self._lease(record, self.config.max_timeout_s)
 
@@ -293,9 +286,7 @@ class Registry:
             try:
                 await record.sandbox.resume()
             except SandboxLostError as error:
-                raise ApiError(
-                    404, f"sandbox {record.sandbox_id!r} was not found: {error}"
-                ) from error
+                raise from_lost(record.sandbox_id, error) from error
             record.state = "running"
             record.timeout_s = timeout_s
             self._lease(record, timeout_s)

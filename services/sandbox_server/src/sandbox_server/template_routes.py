@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,24 +13,17 @@ from sandbox_server.config import ENVD_VERSION
 from sandbox_server.copies import snapshot
 from sandbox_server.errors import ApiError
 from sandbox_server.http import Request, Response, json_response
+from sandbox_server.pages import page_of
 from sandbox_server.registry import Registry
+from sandbox_server.routing import Route, route
 from sandbox_server.templates import BuildState, Template, new_id
-from sandbox_server.tokens import decode_token, encode_token
-from sandbox_server.values import as_count, as_list, as_text
+from sandbox_server.values import as_count, as_list, as_text, time_text
 
-__all__ = ["TEMPLATE_ROUTES", "Route"]
+__all__ = ["TEMPLATE_ROUTES"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _MAX_LOGS = 100
-
-
-@dataclass(frozen=True)
-class Route:
-    """One method on one family of paths."""
-
-    method: str
-    pattern: re.Pattern[str]
-    handler: Callable[[Registry, Request, re.Match[str]], Awaitable[Response]]
+_PAGE = 100
 
 
 def _checked_name(value: object) -> tuple[str, list[str]]:
@@ -46,9 +36,6 @@ def _checked_name(value: object) -> tuple[str, list[str]]:
 
 
 def _described(template: Template) -> dict[str, Any]:
-    def moment(seconds: float) -> str:
-        return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
     return {
         "templateID": template.template_id,
         "buildID": template.build_id or "00000000-0000-0000-0000-000000000000",
@@ -58,8 +45,8 @@ def _described(template: Template) -> dict[str, Any]:
         "public": False,
         "aliases": template.names,
         "names": template.names,
-        "createdAt": moment(template.created_at),
-        "updatedAt": moment(template.updated_at),
+        "createdAt": time_text(template.created_at),
+        "updatedAt": time_text(template.updated_at),
         "createdBy": None,
         "lastSpawnedAt": None,
         "spawnCount": template.spawn_count,
@@ -135,10 +122,16 @@ async def _build_status(registry: Registry, request: Request, match: re.Match[st
     return json_response(answer)
 
 
-async def _alias(registry: Registry, request: Request, match: re.Match[str]) -> Response:
-    template = registry.templates.find(unquote(match["id"]))
+def _template(registry: Registry, match: re.Match[str]) -> Template:
+    name = unquote(match["id"])
+    template = registry.templates.find(name)
     if template is None:
-        raise ApiError(404, f"template {unquote(match['id'])!r} not found")
+        raise ApiError(404, f"template {name!r} not found")
+    return template
+
+
+async def _alias(registry: Registry, request: Request, match: re.Match[str]) -> Response:
+    template = _template(registry, match)
     return json_response({"templateID": template.template_id, "public": False})
 
 
@@ -147,19 +140,14 @@ async def _list(registry: Registry, request: Request, match: re.Match[str]) -> R
 
 
 async def _get(registry: Registry, request: Request, match: re.Match[str]) -> Response:
-    template = registry.templates.find(unquote(match["id"]))
-    if template is None:
-        raise ApiError(404, f"template {unquote(match['id'])!r} not found")
+    template = _template(registry, match)
     return json_response(_described(template) | {"builds": []})
 
 
 async def _delete(registry: Registry, request: Request, match: re.Match[str]) -> Response:
-    name = unquote(match["id"])
-    template = registry.templates.find(name)
-    if template is None:
-        raise ApiError(404, f"template {name!r} not found")
+    template = _template(registry, match)
     if template.template_id in registry.config.templates:
-        raise ApiError(400, f"template {name!r} belongs to the server")
+        raise ApiError(400, f"template {unquote(match['id'])!r} belongs to the server")
     registry.templates.delete(template)
     return Response(204)
 
@@ -198,38 +186,30 @@ def _snapshot_info(template: Template) -> dict[str, Any]:
 
 
 async def _list_snapshots(registry: Registry, request: Request, match: re.Match[str]) -> Response:
-    limit = request.number("limit", least=1, most=1000, default=_MAX_LOGS)
-    token = request.parameter("nextToken")
+    limit = request.number("limit", least=1, most=1000, default=_PAGE)
     snapshots = registry.templates.all(snapshots=True)
-    snapshots.sort(key=lambda t: (t.created_at, t.template_id))
     source = request.parameter("sandboxID")
     if source is not None:
         snapshots = [t for t in snapshots if t.source_sandbox_id == source]
-    if token:
-        last = decode_token(token)
-        snapshots = [t for t in snapshots if (t.created_at, t.template_id) > last]
-    page = snapshots[:limit]
-    headers: list[tuple[str, str]] = []
-    if len(page) < len(snapshots):
-        token = encode_token(page[-1].created_at, page[-1].template_id)
-        headers = [("x-next-token", token)]
+    page, headers = page_of(
+        snapshots,
+        lambda t: (t.created_at, t.template_id),
+        token=request.parameter("nextToken"),
+        limit=limit,
+    )
     return json_response([_snapshot_info(t) for t in page], headers=headers)
-
-
-def _route(method: str, pattern: str, handler: Any) -> Route:
-    return Route(method, re.compile(pattern), handler)
 
 
 _ID = r"(?P<id>[^/]+)"
 TEMPLATE_ROUTES: list[Route] = [
-    _route("POST", r"/v3/templates", _request_build),
-    _route("POST", rf"/v2/templates/{_ID}/builds/(?P<build>[^/]+)", _start_build),
-    _route("GET", rf"/templates/{_ID}/builds/(?P<build>[^/]+)/status", _build_status),
-    _route("GET", r"/templates/aliases/(?P<id>.+)", _alias),
-    _route("GET", rf"/templates/{_ID}/files/[^/]+", _files),
-    _route("GET", r"(/v2)?/templates", _list),
-    _route("GET", rf"/templates/{_ID}", _get),
-    _route("DELETE", r"/templates/(?P<id>.+)", _delete),
-    _route("POST", r"(/v2)?/sandboxes/(?P<id>[A-Za-z0-9_-]+)/snapshots", _snapshot),
-    _route("GET", r"/snapshots", _list_snapshots),
+    route("POST", r"/v3/templates", _request_build),
+    route("POST", rf"/v2/templates/{_ID}/builds/(?P<build>[^/]+)", _start_build),
+    route("GET", rf"/templates/{_ID}/builds/(?P<build>[^/]+)/status", _build_status),
+    route("GET", r"/templates/aliases/(?P<id>.+)", _alias),
+    route("GET", rf"/templates/{_ID}/files/[^/]+", _files),
+    route("GET", r"(/v2)?/templates", _list),
+    route("GET", rf"/templates/{_ID}", _get),
+    route("DELETE", r"/templates/(?P<id>.+)", _delete),
+    route("POST", r"(/v2)?/sandboxes/(?P<id>[A-Za-z0-9_-]+)/snapshots", _snapshot),
+    route("GET", r"/snapshots", _list_snapshots),
 ]

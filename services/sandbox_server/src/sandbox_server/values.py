@@ -1,12 +1,13 @@
-"""Check the JSON values of requests."""
+"""The JSON values of requests, checked, and times as answers have them."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from sandbox_server.errors import ApiError
 
-__all__ = ["as_count", "as_list", "as_object", "as_text", "as_texts", "as_whole"]
+__all__ = ["as_count", "as_list", "as_object", "as_text", "as_texts", "as_whole", "time_text"]
 
 
 def as_object(value: object, name: str) -> dict[str, Any]:
@@ -84,3 +85,8 @@ def as_texts(value: object, name: str, limit: int = 1 << 20) -> dict[str, str]:
     if sum(len(key) + len(text) for key, text in texts.items()) > limit:
         raise ApiError(400, f"{name} is longer than {limit} characters")
     return texts
+
+
+def time_text(seconds: float) -> str:
+    """Return a time (as `time.time` has it) in UTC: `2026-01-31T12:00:00.5Z`."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
