@@ -87,10 +87,8 @@ def _render(value: Any, siblings: Mapping[str, Any], hint: str) -> str:
         grid = _as_grid(items, siblings)
         if grid is not None:
             return "\n".join(" ".join(row) for row in grid)
-        shape, numbers = _shape(items)
-        if numbers and _count(items) > _MAX_NUMBERS:
-            size = " x ".join(map(str, shape))
-            return f"[{size} numbers not shown{f'; {hint}' if hint else ''}]"
+        if (summary := _summary(items, hint)) is not None:
+            return summary
         if all(isinstance(item, str) for item in items):
             return ", ".join(items) if not any("\n" in item for item in items) else "\n".join(items)
     if isinstance(value, dict):
@@ -104,11 +102,18 @@ def _shorten(value: Any, hint: str) -> Any:
         return {key: _shorten(item, hint) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        shape, numbers = _shape(items)
-        if numbers and _count(items) > _MAX_NUMBERS:
-            return f"[{' x '.join(map(str, shape))} numbers not shown{f'; {hint}' if hint else ''}]"
+        if (summary := _summary(items, hint)) is not None:
+            return summary
         return [_shorten(item, hint) for item in items]
     return value
+
+
+def _summary(items: list[Any], hint: str) -> str | None:
+    """Return what stands for a long array of numbers; `None` for any other list."""
+    shape, numbers = _shape(items)
+    if not numbers or _count(items) <= _MAX_NUMBERS:
+        return None
+    return f"[{' x '.join(map(str, shape))} numbers not shown{f'; {hint}' if hint else ''}]"
 
 
 def _as_grid(items: list[Any], siblings: Mapping[str, Any]) -> list[list[str]] | None:

@@ -87,14 +87,7 @@ class SandboxAccess:
         """
         command = text_argument(arguments, "command")
         cwd = text_argument(arguments, "cwd", optional=True) or None
-        timeout_s = arguments.get("timeout")
-        run = self._command(
-            command,
-            timeout_s=self._spec.command_timeout_s
-            if timeout_s is None
-            else seconds_argument(timeout_s),
-            cwd=cwd,
-        )
+        run = self._command(command, timeout_s=arguments.get("timeout"), cwd=cwd)
         self._notes["exit_code"] = run.exit_code
         if run.timed_out:
             self._notes["timed_out"] = True
@@ -128,9 +121,7 @@ class SandboxAccess:
         """
         return self._command(
             command,
-            timeout_s=self._spec.command_timeout_s
-            if timeout_s is None
-            else seconds_argument(timeout_s),
+            timeout_s=timeout_s,
             cwd=cwd,
             envs=envs,
             user=user,
@@ -193,15 +184,16 @@ class SandboxAccess:
         self._hold = Hold()
         weakref.finalize(self, Hold.abandon, self._hold).atexit = False
 
-    def _command(self, command: str, *, timeout_s: float, **options: Any) -> CommandRun:
+    def _command(self, command: str, *, timeout_s: object, **options: Any) -> CommandRun:
         from twinkle_agentic.envs.agentenv.commands import run_command
 
+        limit_s = self._spec.command_timeout_s if timeout_s is None else seconds_argument(timeout_s)
         with self._watched() as lease:
             return interruptible(
                 run_command,
                 lease,
                 command,
-                timeout_s=timeout_s,
+                timeout_s=limit_s,
                 keep_lease=self.refresh_timeout,
                 **options,
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
 
 from e2b import Sandbox
@@ -47,10 +46,7 @@ def fork_lease(lease: Lease, n: int, *, per_request: int) -> list[Lease]:
             made += fresh
             if failure is None:
                 continue
-            delay = min(_FIRST_DELAY_S * 2 ** (tries - 1), _LONGEST_DELAY_S)
-            delay *= random.uniform(0.5, 1.0)
-            if failure.retry_after_s is not None:
-                delay = failure.retry_after_s
+            delay = failure.delay_s(tries, first_s=_FIRST_DELAY_S, longest_s=_LONGEST_DELAY_S)
             if failure.fault is not Fault.FULL or time.monotonic() + delay > give_up_at:
                 check_alive(lease, failure.words)
                 raise refusal(failure, spec, tries=tries) from cause

@@ -178,10 +178,8 @@ def _delay(failure: Failure, tries: int) -> float | None:
     retried = failure.fault in (Fault.FULL, Fault.SERVER, Fault.TIMEOUT, Fault.UNREACHABLE)
     if not retried or (failure.fault is not Fault.FULL and tries >= _ATTEMPTS):
         return None
-    if failure.retry_after_s is not None:
-        return failure.retry_after_s + random.uniform(0, 0.25)
-    backoff = min(_FIRST_DELAY_S * 2 ** (tries - 1), _LONGEST_DELAY_S)
-    return backoff * random.uniform(0.5, 1.0)
+    delay = failure.delay_s(tries, first_s=_FIRST_DELAY_S, longest_s=_LONGEST_DELAY_S)
+    return delay if failure.retry_after_s is None else delay + random.uniform(0, 0.25)
 
 
 def _kill_strays(spec: SandboxSpec, create_id: str, *, keep: str | None) -> None:

@@ -8,6 +8,7 @@ server.
 
 from __future__ import annotations
 
+import random
 import re
 import time
 import traceback
@@ -98,6 +99,18 @@ class Failure:
     status: int | None = None
     retry_after_s: float | None = None
     ambiguous: bool = False
+
+    def delay_s(self, tries: int, *, first_s: float, longest_s: float) -> float:
+        """Return the seconds until the next try: as asked, or doubled each time and partly random.
+
+        Args:
+            tries: How many have failed, this one included.
+            first_s: The most after the first.
+            longest_s: The most after any.
+        """
+        if self.retry_after_s is not None:
+            return self.retry_after_s
+        return min(first_s * 2 ** (tries - 1), longest_s) * random.uniform(0.5, 1.0)
 
 
 def read_failure(error: BaseException) -> Failure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 from e2b.exceptions import NotFoundException
@@ -99,10 +98,7 @@ class Recovery:
             or failure.fault is Fault.FULL
             or not failure.ambiguous
         )
-        delay = min(_FIRST_DELAY_S * 2 ** (self._tries - 1), _LONGEST_DELAY_S)
-        delay *= random.uniform(0.5, 1.0)
-        if failure.retry_after_s is not None:
-            delay = failure.retry_after_s
+        delay = failure.delay_s(self._tries, first_s=_FIRST_DELAY_S, longest_s=_LONGEST_DELAY_S)
         until = self._until
         if failure.fault is Fault.FULL:
             until = max(until, self._begun + self._lease.spec.capacity_timeout_s)
