@@ -70,3 +70,7 @@ def __getattr__(name: str) -> Any:
 
     module = next((home for home, names in _HOMES.items() if name in names), "types")
     return getattr(import_module(f"twinkle_isolation.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -51,3 +51,7 @@ def __getattr__(name: str) -> object:
     module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
     value = globals()[name] = getattr(module, name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

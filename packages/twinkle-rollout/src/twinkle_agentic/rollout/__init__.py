@@ -57,3 +57,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"{name} is part of twinkle-kit, which is not installed") from None
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
