@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import logging
 import os
 import resource
-from typing import Annotated
+import socket
+from typing import Annotated, Any
 
 import typer
 import uvicorn
 from uvicorn.config import LOG_LEVELS
+from uvicorn.supervisors import Multiprocess
 
+from openenv_server.listening import CannotListenError, listen, url_of
 from openenv_server.settings import EXECUTOR_NAMES, Settings, SettingsError
 
 __all__ = ["main"]
 
 _DEFAULT = Settings()
+_NOT_STARTED = 3  # the exit code of uvicorn itself where the application does not start
 _THREAD_BYTES = 16 * 2**20  # stack and allocator arena of a session's thread
 
 _command = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -160,10 +167,15 @@ def serve(
             err=True,
         )
         raise typer.Exit(2)
+    try:
+        sockets = listen(host, port)
+    except CannotListenError as error:
+        typer.echo(f"twinkle-openenv-server: {error}", err=True)
+        raise typer.Exit(2) from None
     os.environ.update(settings.to_environ())  # the workers are new processes and read it there
     if worker_memory_mb:
         _limit_memory(worker_memory_mb * 2**20 + settings.max_concurrent_envs * _THREAD_BYTES)
-    uvicorn.run(
+    config = uvicorn.Config(
         "openenv_server.app:app",
         host=host,
         port=port,
@@ -173,6 +185,29 @@ def serve(
         ws_ping_timeout=ping_timeout_s,
         ws_max_size=settings.max_message_bytes,
     )
+    # In uvicorn's words and by its logger: it says this itself only of a socket of its own.
+    logging.getLogger("uvicorn.error").info(
+        "Uvicorn running on %s (Press CTRL+C to quit)", url_of(host, sockets)
+    )
+    server = uvicorn.Server(config)
+    with contextlib.suppress(KeyboardInterrupt):  # it has shut down by then
+        if workers > 1:
+            _supervise(config, server, sockets)
+        else:
+            config.load()  # here and not in the loop, where Ctrl-C would wait for the imports
+            server.run(sockets=sockets)
+    if workers == 1 and not server.started:
+        raise typer.Exit(_NOT_STARTED)
+
+
+def _supervise(
+    config: uvicorn.Config, server: uvicorn.Server, sockets: list[socket.socket]
+) -> None:
+    """Run the worker processes."""
+    options: dict[str, Any] = {"sockets": sockets}
+    if "target" in inspect.signature(Multiprocess).parameters:  # uvicorn before it was taken out
+        options["target"] = server.run
+    Multiprocess(config, **options).run()
 
 
 def _limit_memory(size_bytes: int) -> None:

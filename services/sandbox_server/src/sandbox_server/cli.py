@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +14,7 @@ import uvicorn
 from sandbox_server.access import is_loopback
 from sandbox_server.app import create_app
 from sandbox_server.config import ServerConfig
+from sandbox_server.listening import CannotListenError, listen, url_of
 from sandbox_server.templates import DataDirInUseError
 from twinkle_isolation import Limits
 
@@ -28,7 +28,9 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but loopback needs a key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one and prints it.")] = 8800,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one and prints it.")
+    ] = 8800,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="TWINKLE_SANDBOX_API_KEY", help="Key that clients send as X-API-Key."),
@@ -109,24 +111,18 @@ def serve(
         data_dir=data_dir,
     )
     try:
+        sockets = listen(host, port)
+    except CannotListenError as error:
+        typer.echo(f"twinkle-sandbox-server: {error}", err=True)
+        raise typer.Exit(2) from None
+    try:
         server = create_app(config)
     except DataDirInUseError as error:
         raise typer.BadParameter(str(error), param_hint="--data-dir") from error
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # every sandbox and every client costs descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns off Nagle's algorithm (40 ms per small answer).
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        raise typer.BadParameter(f"cannot listen on {host}:{port}: {error}") from error
-    sock.listen(2048)
-    sock.set_inheritable(False)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
-    typer.echo(f"listening on {url} (pid {os.getpid()})")
+    typer.echo(f"listening on {url_of(host, sockets)} (pid {os.getpid()})")
     settings = uvicorn.Config(
         server,
         loop="asyncio",  # uvloop starts processes three to four times slower
@@ -139,7 +135,7 @@ def serve(
         date_header=False,
         server_header=False,
     )
-    uvicorn.Server(settings).run(sockets=[sock])
+    uvicorn.Server(settings).run(sockets=sockets)
 
 
 def main() -> None:
