@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
 from twinkle_agentic.envs.agentenv.lease import Lease
 from twinkle_agentic.envs.agentenv.recovery import Recovery
 from twinkle_agentic.envs.agentenv.waiting import in_flight
 
 __all__ = ["MAX_FILE_BYTES", "read_bytes", "write_bytes"]
+
+T = TypeVar("T")
 
 MAX_FILE_BYTES = 64 * 2**20
 """The longest file that is read into the memory of the trainer."""
@@ -22,18 +27,11 @@ def write_bytes(lease: Lease, path: str, data: bytes) -> None:
         EnvTimeoutError: No answer within `request_timeout`.
         SandboxError: It failed for another reason.
     """
-    recovery = Recovery(lease, f"writing {path[:200]!r}", repeatable=True)
-    while True:
-        try:
-            with in_flight():
-                lease.sandbox.files.write(_checked(path), data)  # pyright: ignore[reportUnknownMemberType]
-        except ToolFaultError:
-            raise
-        except Exception as error:
-            recovery.again(error)
-        else:
-            lease.fresh = False
-            return
+
+    def write() -> None:
+        lease.sandbox.files.write(_checked(path), data)  # pyright: ignore[reportUnknownMemberType]
+
+    _repeated(lease, f"writing {path[:200]!r}", write)
 
 
 def read_bytes(lease: Lease, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -45,18 +43,25 @@ def read_bytes(lease: Lease, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> b
         EnvTimeoutError: No answer within `request_timeout`.
         SandboxError: It failed for another reason.
     """
-    recovery = Recovery(lease, f"reading {path[:200]!r}", repeatable=True)
+    return _repeated(
+        lease, f"reading {path[:200]!r}", lambda: _read(lease, _checked(path), max_bytes)
+    )
+
+
+def _repeated(lease: Lease, doing: str, call: Callable[[], T]) -> T:
+    """Return what a call gives that does no harm when it is made twice."""
+    recovery = Recovery(lease, doing, repeatable=True)
     while True:
         try:
             with in_flight():
-                data = _read(lease, _checked(path), max_bytes)
+                value = call()
         except ToolFaultError:
             raise
         except Exception as error:
             recovery.again(error)
         else:
             lease.fresh = False
-            return data
+            return value
 
 
 def _read(lease: Lease, path: str, max_bytes: int) -> bytes:
