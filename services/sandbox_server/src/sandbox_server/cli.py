@@ -20,6 +20,8 @@ from twinkle_isolation import Limits
 
 __all__ = ["main"]
 
+_NOT_STARTED = 3  # the exit code of uvicorn itself where the application does not start
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -135,7 +137,10 @@ def serve(
         date_header=False,
         server_header=False,
     )
-    uvicorn.Server(settings).run(sockets=sockets)
+    running = uvicorn.Server(settings)
+    running.run(sockets=sockets)
+    if not running.started:  # older versions of uvicorn leave it at that
+        raise typer.Exit(_NOT_STARTED)
 
 
 def main() -> None:
