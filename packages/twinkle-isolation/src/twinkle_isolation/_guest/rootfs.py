@@ -15,16 +15,14 @@ from twinkle_isolation._guest import linux
 from twinkle_isolation._guest.layout import DEVICES, ROOT_POINT, JailLayout
 
 __all__ = [
-    "GUEST_GID",
-    "GUEST_UID",
     "become_user",
     "enter_namespaces",
     "enter_root",
     "make_root_user",
 ]
 
-GUEST_UID = 1000
-GUEST_GID = 1000
+_GUEST_UID = 1000
+_GUEST_GID = 1000
 
 _DIRECTORIES = (
     ("etc", 0o755),
@@ -70,7 +68,7 @@ def enter_namespaces(*, network: bool) -> None:
         | linux.CLONE_NEWCGROUP
     )
     linux.unshare(flags if network else flags | linux.CLONE_NEWNET)
-    map_user(GUEST_UID, uid, GUEST_GID, gid)
+    _map_user(_GUEST_UID, uid, _GUEST_GID, gid)
 
 
 def make_root_user(processes: int) -> int:
@@ -87,11 +85,11 @@ def make_root_user(processes: int) -> int:
     most = processes if hard == resource.RLIM_INFINITY else min(processes, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     linux.unshare(linux.CLONE_NEWUSER)
-    map_user(0, GUEST_UID, 0, GUEST_GID)
+    _map_user(0, _GUEST_UID, 0, _GUEST_GID)
     return os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def map_user(inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
+def _map_user(inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
     """Write the one-line uid and gid maps of a user namespace this process just made."""
     _write("/proc/self/setgroups", b"deny")
     _write("/proc/self/uid_map", f"{inner_uid} {outer_uid} 1".encode())
