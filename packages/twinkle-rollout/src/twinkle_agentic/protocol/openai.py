@@ -17,6 +17,7 @@ from twinkle_agentic.protocol.reply import Completion, read_completion
 from twinkle_agentic.protocol.request import request_body
 from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.protocol.transport import HttpTransport, connection_limit, proxy_for
+from twinkle_agentic.tools.limits import check_count, check_limit
 from twinkle_agentic.tools.types import Message, Trajectory
 
 __all__ = ["OpenAI"]
@@ -96,11 +97,11 @@ class OpenAI(API):
         if not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url must start with http:// or https://, found {base_url!r}")
         timeout: Any = options.get("timeout", _DEFAULT_TIMEOUT_S)
-        if timeout is None or isinstance(timeout, bool) or not float(timeout) > 0:
-            raise ValueError(f"timeout must be a number of seconds above 0, found {timeout!r}")
+        check_limit("timeout", timeout)
         self.timeout_s = float(timeout)
         if retry is None:
             retries: Any = options.get("max_retries")
+            check_count("max_retries", retries, at_least=0, allow_none=True)
             retry = RetryPolicy() if retries is None else RetryPolicy(max_attempts=retries + 1)
         self.retry = retry
         query = fields_of(options.get("default_query"))
@@ -110,8 +111,7 @@ class OpenAI(API):
             "max_response_bytes": options.get("max_response_bytes") or _DEFAULT_MAX_RESPONSE_BYTES,
         }
         for name, value in limits.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, found {value!r}")
+            check_count(name, value)
         proxy: Any = options.get("proxy")
         if proxy is None and options.get("trust_env", True):
             proxy = proxy_for(self.base_url)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from twinkle_agentic.protocol.errors import ApiError
+from twinkle_agentic.tools.limits import check_count, check_limit
 
 __all__ = ["RetryPolicy", "parse_retry_after"]
 
@@ -37,17 +38,10 @@ class RetryPolicy:
     attempt_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1:
-            raise ValueError(f"max_attempts must be at least 1, found {self.max_attempts}")
-        if self.base_delay_s < 0 or self.max_delay_s < 0:
-            raise ValueError(
-                f"delays must be >= 0, found base_delay_s={self.base_delay_s}, "
-                f"max_delay_s={self.max_delay_s}"
-            )
-        if self.attempt_timeout_s is not None and not self.attempt_timeout_s > 0:
-            raise ValueError(
-                f"attempt_timeout_s must be above 0 or None, found {self.attempt_timeout_s}"
-            )
+        check_count("max_attempts", self.max_attempts)
+        check_limit("base_delay_s", self.base_delay_s, allow_zero=True)
+        check_limit("max_delay_s", self.max_delay_s, allow_zero=True)
+        check_limit("attempt_timeout_s", self.attempt_timeout_s, allow_none=True)
 
     def delay_s(self, error: ApiError, attempt: int) -> float | None:
         """Say how long to wait before the next attempt.

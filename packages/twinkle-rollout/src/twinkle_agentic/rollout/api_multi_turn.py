@@ -28,6 +28,7 @@ from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
 from twinkle_agentic.rollout.waiting import bounded
 from twinkle_agentic.tools.coroutines import is_cancelled
+from twinkle_agentic.tools.limits import check_count
 from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = ["APIMultiTurnRollout"]
@@ -141,10 +142,8 @@ class APIMultiTurnRollout(Rollout):
                 "chat without tools"
             )
         check_exclusive(tool_manager, env_factory)
-        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
-            raise ValueError(
-                f"concurrency must be at least 1, or None for all; found {concurrency!r}"
-            )
+        check_count("concurrency", concurrency, allow_none=True)
+        check_count("max_threads", max_threads)
         if reset_observation not in ("append", "message", "ignore"):
             raise ValueError(
                 "reset_observation must be 'append', 'message' or 'ignore', found "

@@ -16,7 +16,7 @@ from twinkle_agentic.rollout.finished import SampledTrajectory
 from twinkle_agentic.rollout.sampled_run import SampledRun
 from twinkle_agentic.rollout.structural import SampledSequence, Sampler, SampleResponse, Template
 from twinkle_agentic.rollout.trace import TraceWriter, trace_record
-from twinkle_agentic.rollout.types import require_positive
+from twinkle_agentic.tools.limits import check_count, check_limit
 from twinkle_agentic.tools.threads import ThreadPool, use_pool
 
 __all__ = ["MultiTurnRollout"]
@@ -84,10 +84,9 @@ class MultiTurnRollout(Rollout):
                 "the template has truncation_strategy='split', which would cut a trajectory into "
                 "several: use 'left', 'right', 'delete' or 'raise'"
             )
-        if isinstance(max_turns, bool) or max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1, found {max_turns!r}")
-        require_positive("max_trajectory_tokens", max_trajectory_tokens)
-        require_positive("tool_timeout_s", tool_timeout_s)
+        check_count("max_turns", max_turns)
+        check_count("max_trajectory_tokens", max_trajectory_tokens, allow_none=True)
+        check_limit("tool_timeout_s", tool_timeout_s, allow_none=True)
         self.sampler = sampler
         self.template = template
         self.tool_manager = tool_manager

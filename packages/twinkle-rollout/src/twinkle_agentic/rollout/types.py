@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from twinkle_agentic.tools.limits import check_count, check_limit
 from twinkle_agentic.tools.types import user_data_dict
 
 __all__ = [
@@ -15,7 +16,6 @@ __all__ = [
     "Limits",
     "ResetObservation",
     "StopReason",
-    "require_positive",
     "user_data_of",
 ]
 
@@ -92,29 +92,17 @@ class Limits:
     close_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_turns, bool) or self.max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1, found {self.max_turns!r}")
+        check_count("max_turns", self.max_turns)
+        check_count("max_trajectory_tokens", self.max_trajectory_tokens, allow_none=True)
         for name in (
-            "max_trajectory_tokens",
             "deadline_s",
             "request_timeout_s",
             "tool_timeout_s",
             "reset_timeout_s",
             "evaluate_timeout_s",
         ):
-            require_positive(name, getattr(self, name))
-        if not self.close_timeout_s > 0:
-            raise ValueError(f"close_timeout_s must be above 0, found {self.close_timeout_s!r}")
-
-
-def require_positive(name: str, value: float | None) -> None:
-    """Refuse a limit that is neither `None` nor above 0.
-
-    Raises:
-        ValueError: It is 0, negative or NaN.
-    """
-    if value is not None and not value > 0:
-        raise ValueError(f"{name} must be above 0, or None for no limit; found {value!r}")
+            check_limit(name, getattr(self, name), allow_none=True)
+        check_limit("close_timeout_s", self.close_timeout_s)
 
 
 def user_data_of(trajectory: Mapping[str, Any]) -> dict[str, Any]:
