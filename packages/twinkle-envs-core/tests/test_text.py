@@ -19,8 +19,8 @@ def test_public_names() -> None:
         ("a\n\n\n", "", None, "a"),
         ("", "", 0, ""),
         ("a\n", "warning\n", 0, "a\n[stderr]\nwarning"),
-        ("", "", 3, "[exit code: 3]"),
-        ("out\n", "err\n", 1, "out\n[stderr]\nerr\n[exit code: 1]"),
+        ("", "", 3, "[exit code 3]"),
+        ("out\n", "err\n", 1, "out\n[stderr]\nerr\n[exit code 1]"),
         ("\ud800\n", "", 0, "�"),
     ],
 )

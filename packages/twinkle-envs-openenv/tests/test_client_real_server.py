@@ -66,7 +66,7 @@ def test_default_tool_is_run_python_where_the_action_takes_code(client: Client) 
         env.reset()
         result = env.step("run_python", {"code": "1/0"})
         assert result.observation == (
-            "[stderr]\nZeroDivisionError: division by zero\n[exit code: 1]"
+            "[stderr]\nZeroDivisionError: division by zero\n[exit code 1]"
         )
         assert (result.reward, result.error) == (-1.0, None)
 

@@ -34,7 +34,7 @@ def tool_result(**result: Any) -> dict[str, Any]:
         ({"stdout": "2\n", "stderr": "", "exit_code": 0, "metadata": {"last_code": "x"}}, "2"),
         (
             {"stdout": "a\n\n", "stderr": "bad\n", "exit_code": 1},
-            "a\n[stderr]\nbad\n[exit code: 1]",
+            "a\n[stderr]\nbad\n[exit code 1]",
         ),
         ({"stdout": "  indented\n"}, "  indented"),
         (
@@ -87,7 +87,7 @@ def test_traceback_through_the_server_is_cut_to_what_the_program_did() -> None:
     text = render_observation({"stdout": "", "stderr": SERVER_TRACEBACK, "exit_code": 1})
     assert text == (
         "[stderr]\nsmolagents.local_python_executor.InterpreterError: "
-        "ZeroDivisionError: division by zero\n[exit code: 1]"
+        "ZeroDivisionError: division by zero\n[exit code 1]"
     )
 
 

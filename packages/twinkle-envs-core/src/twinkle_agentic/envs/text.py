@@ -75,7 +75,7 @@ def render_command_output(stdout: str, stderr: str = "", exit_code: int | None =
     if complaint := stderr.rstrip():
         parts.append(f"[stderr]\n{complaint}")
     if exit_code:
-        parts.append(f"[exit code: {exit_code}]")
+        parts.append(f"[exit code {exit_code}]")
     return clean_text("\n".join(parts))
 
 
