@@ -416,3 +416,44 @@ def test_a_lost_sandbox_has_no_reward_and_touches_no_neighbour(
     assert (doomed["stop_reason"], doomed["reward"]) == ("env_error", None)
     assert (doomed["error_kind"], doomed["retryable"]) == ("sandbox_lost", True)
     assert ids(sandbox_server.url, **{"twinkle-run": "fragile"}) == []
+
+
+class Graded(AgentEnv):
+    """Rewards the second command, in `step`."""
+
+    def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
+        result = super().step(tool_name, arguments)
+        self.taken = getattr(self, "taken", 0) + 1
+        result.reward = 1.0 if self.taken == 2 else 0.0
+        return result
+
+
+class Evaluated(AgentEnv):
+    """Rewards the whole."""
+
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [0.5] * len(trajectories)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reward", "steps", "missing"),
+    [
+        (AgentEnv, 0.0, [0.0, 0.0], [0, 1]),
+        (Evaluated, 0.5, [0.0, 0.0], [0, 1]),
+        (Graded, 1.0, [0.0, 1.0], []),
+    ],
+)
+def test_a_reward_that_nobody_gives_is_seen_and_one_that_somebody_gives_is_counted(
+    sandbox_server: ServerProcess,
+    kind: type[AgentEnv],
+    reward: float,
+    steps: list[float],
+    missing: list[int],
+) -> None:
+    rollout = APIMultiTurnRollout(
+        api=TwoCommands(),
+        env_factory=lambda trajectory: kind(template="base", api_url=sandbox_server.url),
+    )
+    (done,) = rollout([{"messages": [{"role": "user", "content": "go"}]}])
+    assert (done["reward"], done["step_rewards"]) == (reward, steps)
+    assert done["reward_missing_steps"] == missing

@@ -41,7 +41,7 @@ def test_the_document_s_command(env: Any) -> None:
     result = env.step("run_command", {"command": 'python3 -c "print(1 + 1)"'})
     assert result.observation == "2"
     assert (result.reward, result.done, result.error) == (0.0, False, None)
-    assert result.info == {"sandbox_id": env.sandbox_id, "exit_code": 0}
+    assert result.info == {"sandbox_id": env.sandbox_id, "exit_code": 0, "reward_missing": True}
 
 
 def test_a_failing_command_is_an_observation_and_no_error(env: Any) -> None:
@@ -242,6 +242,36 @@ def test_a_handler_may_give_a_reward_and_end_the_episode(env: Any) -> None:
     result = env.step("t", {})
     assert (result.observation, result.reward, result.done) == ("well done", 1.0, True)
     assert result.info["sandbox_id"] == env.sandbox_id
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("run_command", {"command": "exit 3"}),
+        ("run_command", {"command": "sleep 60"}),
+        ("write_file", {"path": "/x", "content": ""}),
+        ("read_file", {"path": "/there"}),
+        ("text", {}),
+    ],
+)
+def test_a_sandbox_gives_no_reward(make_env: Any, tool: Any, arguments: Any) -> None:
+    env = make_env(command_timeout=1)
+    env.register_tool(schema("text"), lambda e, a: "a handler's text")
+    env.reset()
+    env.write_file("/there", "x")
+    result = env.step(tool, arguments)
+    assert (result.reward, result.info["reward_missing"]) == (0.0, True)
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.5])
+def test_a_reward_of_a_handler_is_one(env: Any, reward: Any) -> None:
+    env.register_tool(schema("t"), lambda e, a: StepResult("seen", reward))
+    result = env.step("t", {})
+    assert (result.reward, "reward_missing" in result.info) == (reward, False)
+
+
+def test_what_a_failed_step_earned_is_not_the_question(env: Any) -> None:
+    assert "reward_missing" not in env.step("read_file", {"path": "/missing"}).info
 
 
 def test_a_handler_that_raises_is_an_observation(env: Any) -> None:

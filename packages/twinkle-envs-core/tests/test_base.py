@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import math
 import pickle
@@ -88,6 +89,26 @@ def test_numpy_and_its_scalars_are_rewards() -> None:
 def test_missing_reward_is_flagged() -> None:
     result = StepResult.scored("seen", None)
     assert result == StepResult("seen", 0.0, False, {"reward_missing": True})
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.5])
+def test_a_reward_that_is_set_is_not_missing(reward: float) -> None:
+    inner = StepResult.scored("seen", None, info={"a": 1})
+    outer = copy.copy(inner)
+    outer.reward = reward
+    assert outer == StepResult("seen", reward, False, {"a": 1})
+    assert inner == StepResult("seen", 0.0, False, {"a": 1, "reward_missing": True})
+
+
+def test_a_reward_that_is_given_with_the_info_of_a_result_without_one_is_not_missing() -> None:
+    inner = StepResult.scored("seen", None)
+    assert StepResult.scored("seen", 0, info=inner.info) == StepResult("seen")
+
+
+def test_a_missing_reward_travels() -> None:
+    result = StepResult.scored("seen", None)
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert dataclasses.replace(result, observation="x").info == {"reward_missing": True}
 
 
 @pytest.mark.parametrize(
@@ -191,6 +212,8 @@ def test_huge_error_text_is_cut() -> None:
 def test_sound_result_passes_as_it_is() -> None:
     result = StepResult("seen", 0.5, False, {"episode_reward": 1.5})
     assert as_step_result(result) is result
+    missing = StepResult.scored("seen", None)
+    assert as_step_result(missing) is missing
 
 
 @pytest.mark.parametrize(
@@ -203,6 +226,11 @@ def test_sound_result_passes_as_it_is() -> None:
         (StepResult(None), StepResult("")),  # type: ignore[arg-type]
         (StepResult("seen", 0.0, Scalar(1)), StepResult("seen", 0.0, True)),  # type: ignore[arg-type]
         (StepResult("seen", 0.0, False, None), StepResult("seen")),  # type: ignore[arg-type]
+        (StepResult("seen", 1.0, False, {"reward_missing": True}), StepResult("seen", 1.0)),
+        (
+            StepResult("\ud800", 0.0, False, {"reward_missing": True}),
+            StepResult("\ufffd", 0.0, False, {"reward_missing": True}),
+        ),
     ],
 )
 def test_loose_result_is_put_right(value: Any, expected: StepResult) -> None:

@@ -198,6 +198,51 @@ def test_rewards_that_are_missing_or_no_numbers_are_flagged(api: Any) -> None:
     assert (out["reward_missing_steps"], out["failed_steps"]) == ([0], [1])
 
 
+class Silent(Game):
+    """Gives no reward for its steps, as a sandbox."""
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        result = super().step(tool_name, arguments)
+        return StepResult.scored(result.observation, None, done=result.done)
+
+
+class SilentScored(Silent):
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        return [0.75]
+
+
+class Graded(Silent):
+    """Sets the reward of each step on what its base class returned: none for the first."""
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        result = super().step(tool_name, arguments)
+        result.reward = 0.0 if self.steps == 1 else 1.0
+        return result
+
+
+def test_steps_of_an_env_that_gives_no_reward_are_seen(api: Any) -> None:
+    out = roll(api("always"), Silent(length=2))
+    assert (out["reward"], out["reward_missing_steps"]) == (0.0, [0, 1])
+
+
+def test_evaluate_alone_is_the_reward_of_an_env_whose_steps_give_none(api: Any) -> None:
+    out = roll(api("always"), SilentScored(length=2))
+    assert (out["reward"], out["eval_reward"]) == (0.75, 0.75)
+    assert (out["step_rewards"], out["reward_missing_steps"]) == ([0.0, 0.0], [0, 1])
+
+
+def test_a_reward_that_a_subclass_sets_is_one(api: Any) -> None:
+    out = roll(api("always"), Graded(length=2))
+    assert (out["reward"], out["step_rewards"]) == (1.0, [0.0, 1.0])
+    assert out["reward_missing_steps"] == []
+
+
+def test_a_reward_is_counted_whatever_stands_beside_it(api: Any) -> None:
+    odd = StepResult("seen", 2.0, False, {"reward_missing": True})
+    out = roll(api("always"), Game(length=2, results={1: odd}))
+    assert (out["step_rewards"], out["reward_missing_steps"]) == ([2.0, 0.5], [])
+
+
 @pytest.mark.parametrize(
     "score", [[], [1.0, 2.0], [float("nan")], ["x"], None, RuntimeError("judge down")]
 )

@@ -22,7 +22,8 @@ class StepResult:
     Attributes:
         observation: Text the model sees next.
         reward: Of this step, in the environment's own unit; 0.0 with `info["reward_missing"]` where
-            the environment gave none.
+            the environment gave none. Setting it on a result says that there is one: the flag goes
+            from `info`.
         done: The episode is over: terminated, truncated or lost; `info` says which.
         info: Anything else. Keys with a fixed meaning: `episode_reward` (float, the return so far),
             `error` (non-empty text: this step failed and its reward means nothing), `error_kind`
@@ -33,6 +34,16 @@ class StepResult:
     reward: float = 0.0
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        # A subclass or wrapper that rewards what its inner env did not need not know of the flag,
+        # which would make the reward count for nothing.
+        info: Any = self.__dict__.get("info")  # not there while the result is made
+        if name == "reward" and isinstance(info, dict) and "reward_missing" in info:
+            # A new dict: copies of a result share theirs.
+            kept = cast("dict[str, Any]", info).items()
+            self.info = {key: known for key, known in kept if key != "reward_missing"}
 
     @property
     def error(self) -> str | None:
@@ -94,11 +105,12 @@ class StepResult:
                 everything else make the step a failed one (`error_kind` `env`), still with the
                 observation.
             done: The episode is over.
-            info: Further keys; an `error` among them is kept.
+            info: Further keys; an `error` among them is kept, a `reward_missing` is not.
         """
         details = dict(info or {})
         if reward is None:
             return cls(observation, 0.0, bool(done), {**details, "reward_missing": True})
+        details.pop("reward_missing", None)
         number = _finite_number(reward)
         if number is None:
             return cls(observation, 0.0, bool(done), _bad_number("reward", reward, details))
@@ -113,8 +125,9 @@ def as_step_result(value: Any) -> StepResult:
 
     Returns:
         `value` itself where it is sound. Else a `StepResult` whose observation is text, whose
-        reward is a finite number (`StepResult.scored`), and whose `info["episode_reward"]` is one
-        or absent. What is no result at all is a failed step that ends the episode.
+        reward is a finite number (`StepResult.scored`; one that is not 0 is not missing, whatever
+        `info` says), and whose `info["episode_reward"]` is one or absent. What is no result at all
+        is a failed step that ends the episode.
     """
     if not isinstance(value, StepResult):
         if isinstance(value, type) or not hasattr(value, "observation"):
@@ -127,6 +140,7 @@ def as_step_result(value: Any) -> StepResult:
         and type(value.info) is dict
         and type(value.info.get("episode_reward", 0.0)) is float
         and math.isfinite(value.info.get("episode_reward", 0.0))
+        and not (value.reward and value.info.get("reward_missing"))
         and clean_text(value.observation) is value.observation
     ):
         return value
@@ -139,9 +153,12 @@ def as_step_result(value: Any) -> StepResult:
             info["episode_reward"] = number
         elif episode_reward is not None:
             info = _bad_number("episode_reward", episode_reward, info)
+    reward: Any = getattr(value, "reward", None)
+    if info.get("reward_missing") and _finite_number(reward) == 0.0:
+        reward = None
     return StepResult.scored(
         to_text(value.observation, max_chars=None),
-        getattr(value, "reward", None),
+        reward,
         done=_truth(getattr(value, "done", False)),
         info=info,
     )

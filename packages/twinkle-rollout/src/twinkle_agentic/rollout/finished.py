@@ -50,7 +50,8 @@ class FinishedTrajectory(Trajectory):
     eval_reward: float | None
     """What `evaluate` gave; `None` where the env does not override it, or did not get to it."""
     reward_missing_steps: list[int]
-    """Steps (by position) that count 0 because the env gave no reward."""
+    """Steps (by position) that count 0 because the env gave no reward. Where it scores the whole in
+    `evaluate`, that is as it should be; where it does not, a `reward` of 0 says nothing."""
     failed_steps: list[int]
     """Steps (by position) that count 0 because they failed."""
     error: str | None

@@ -25,7 +25,8 @@ class StepLog:
 
     Attributes:
         rewards: One per step; 0.0 where it gave none or the step failed.
-        missing: Steps whose reward the environment did not give.
+        missing: Steps whose reward the environment did not give; a number other than 0.0 is one,
+            whatever stands beside it.
         failed: Steps that failed; their reward means nothing.
         last: The latest result.
     """
@@ -45,16 +46,15 @@ class StepLog:
             return failure.kind
         info = fields_of(getattr(result, "info", None))
         reward: Any = getattr(result, "reward", None)
-        if reward is None or info.get("reward_missing"):
-            self.missing.append(number)
-            return None
         try:
-            value = float(reward)
+            value = 0.0 if reward is None else float(reward)
         except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value):
             self.failed.append(number)
             return "env"
+        if reward is None or (value == 0.0 and info.get("reward_missing")):
+            self.missing.append(number)
         self.rewards[number] = value
         return None
 

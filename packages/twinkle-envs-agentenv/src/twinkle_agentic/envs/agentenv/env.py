@@ -54,7 +54,11 @@ class AgentEnv(SandboxAccess, Env):
     interpreter; what a `kill -9` leaves carries labels and goes with `twinkle-rollout sweep`.
     `step` does not raise: what the model did wrong it reads as an observation; a sandbox that is
     gone ends the episode with `error_kind` `sandbox_lost`, and every later step says so until
-    `reset`. The sandbox gives no reward.
+    `reset`.
+
+    The sandbox gives no reward: a step earns 0.0 with `info["reward_missing"]`. Reward the whole in
+    an `evaluate` of a subclass (a rollout's reward is then that), or single steps by setting
+    `reward` on the result in a `step` of a subclass, or by a handler that returns a `StepResult`.
 
     Not picklable, and not usable in a process forked from one that had used the SDK; used by one
     caller at a time, `close` from any thread. The async twins run in threads, which for this SDK is
@@ -271,11 +275,12 @@ class AgentEnv(SandboxAccess, Env):
             arguments: Its arguments.
 
         Returns:
-            At most 32,768 characters of observation, head and tail, and a reward of 0.0. `info`
-            holds `sandbox_id`; of a command `exit_code` (and `timed_out`); `refresh_error` where
-            the idle time could not be started anew. A command that fails or takes too long is no
-            error; a tool that could not do its work is one, with `done=False`; a sandbox that is
-            gone, or does not answer though the server says it runs, ends the episode.
+            At most 32,768 characters of observation, head and tail, and a reward of 0.0 with
+            `info["reward_missing"]` where no handler gave one. `info` holds `sandbox_id`; of a
+            command `exit_code` (and `timed_out`); `refresh_error` where the idle time could not be
+            started anew. A command that fails or takes too long is no error; a tool that could not
+            do its work is one, with `done=False`; a sandbox that is gone, or does not answer though
+            the server says it runs, ends the episode.
         """
         self._notes = {}
         if self._ended is not None:
@@ -394,13 +399,13 @@ class AgentEnv(SandboxAccess, Env):
             if isinstance(answer, StepResult):
                 answer.observation = to_text(answer.observation)
                 return answer
-            return StepResult(observation=to_text(answer))
+            return StepResult.scored(to_text(answer), None)
         if not self.include_default_tools or tool_name not in DEFAULT_TOOLS:
             names = [info.get("function", {}).get("name", "") for info in self.tools()]
             raise ToolFaultError(
                 f"unknown tool {tool_name!r}: available are {', '.join(names) or '(none)'}"
             )
-        return StepResult(observation=self._run_default(tool_name, values))
+        return StepResult.scored(self._run_default(tool_name, values), None)
 
     def _run_default(self, tool_name: str, arguments: dict[str, Any]) -> str:
         if tool_name == "run_command":

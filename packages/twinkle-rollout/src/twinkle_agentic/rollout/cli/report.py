@@ -61,7 +61,9 @@ def print_summary(
     table.add_row("stop reasons", ", ".join(f"{k} {n}" for k, n in reasons.most_common()))
     table.add_row("turns", f"{sum(turns)} in all, median {median(turns):g}" if turns else "none")
     failed = sum(len(row.get("failed_steps") or ()) for row in trajectories)
-    missing = sum(len(row.get("reward_missing_steps") or ()) for row in trajectories)
+    # Where the env scores the whole, steps without a reward are as they should be.
+    by_steps = [row for row in trajectories if row.get("eval_reward") is None]
+    missing = sum(len(row.get("reward_missing_steps") or ()) for row in by_steps)
     if failed or missing:
         table.add_row("steps", f"{failed} failed, {missing} without a reward: each counts 0")
     table.add_row("wall time", f"{seconds:.2f} s")
