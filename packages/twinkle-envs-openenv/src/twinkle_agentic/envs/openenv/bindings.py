@@ -33,7 +33,11 @@ class Binding(Protocol):
         ...
 
     def parse_result(self, data: dict[str, Any]) -> Any:
-        """Turn an answer into an object with `observation`, `reward`, `done`; raises `EnvError`."""
+        """Turn an answer into an object with `observation` and the server's `reward` and `done`.
+
+        Raises:
+            EnvError: The answer cannot be read.
+        """
         ...
 
     def parse_state(self, data: dict[str, Any]) -> Any:
@@ -119,8 +123,20 @@ class TypedBinding:
         return _plain_fields(payload)
 
     def parse_result(self, data: dict[str, Any]) -> Any:
-        """Let the client class read the answer."""
-        return self._parsed(self._client._parse_result, data)
+        """Let the client class read the answer.
+
+        Some look for reward and done inside the observation, where they never are, so these two are
+        taken from the answer itself.
+        """
+
+        def parse(data: dict[str, Any]) -> Any:
+            result = self._client._parse_result(data)
+            reward, done = data.get("reward"), bool(data.get("done", False))
+            if result.reward != reward or result.done != done:
+                result.reward, result.done = reward, done
+            return result
+
+        return self._parsed(parse, data)
 
     def parse_state(self, data: dict[str, Any]) -> Any:
         """Let the client class read the state."""

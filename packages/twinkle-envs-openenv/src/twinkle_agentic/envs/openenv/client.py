@@ -52,7 +52,8 @@ class OpenEnvClient(Adapter):
     Args:
         env_name: The environment package. Where it is installed (with `openenv`), its client and
             Action classes are used; where not, plain dicts checked against the server's `GET
-            /schema`. `reset` says which in `info["client_class"]`.
+            /schema`. `reset` says which in `info["client_class"]`. Reward and done are the server's
+            own, whatever the client class makes of them.
         env_cls: The client class, or `module:Class`, in place of `env_name`.
         base_url: `http(s)://` or `ws(s)://`; by default `$OPENENV_BASE_URL`.
         action_cls: The Action class, or `module:Class`; by default the one the client class is

@@ -6,15 +6,18 @@ Coroutines of the background loop.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic.envs.openenv.importing import is_importable, load_object
+from twinkle_agentic.envs.openenv.link_settings import HEEDED
 from twinkle_agentic.tools.threads import run_blocking
 
-__all__ = ["Resolved", "resolve_client_class"]
+__all__ = ["Resolved", "make_client", "resolve_client_class"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,36 @@ async def resolve_client_class(env_name: str | None, env_cls: Any) -> Resolved:
         task = _resolved[key] = asyncio.ensure_future(run_blocking(_find, env_name, env_cls))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(task)
+
+
+def make_client(
+    client_cls: Any, settings: Mapping[str, Any], client_kwargs: Mapping[str, Any]
+) -> Any:
+    """Make an instance, which is never connected.
+
+    Args:
+        client_cls: The client class.
+        settings: Passed where its constructor has such a parameter: some have one of their own.
+        client_kwargs: Passed; but for those that count for our own connection, which are like
+            `settings`.
+
+    Raises:
+        ValueError: It cannot be made; the message has the reason.
+    """
+    try:
+        parameters = inspect.signature(client_cls).parameters
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        arguments = {
+            name: value
+            for name, value in {**settings, **client_kwargs}.items()
+            if takes_any or name in parameters or (name in client_kwargs and name not in HEEDED)
+        }
+        return client_cls(**arguments)
+    except Exception as error:
+        raise ValueError(
+            f"{client_cls.__name__} cannot be made with client_kwargs={dict(client_kwargs)!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _find(env_name: str | None, env_cls: Any) -> Resolved:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from twinkle_agentic.envs.errors import EnvError, SessionClosedError, TwinkleEnvError
 from twinkle_agentic.envs.openenv.bindings import Binding, TypedBinding, WireBinding
-from twinkle_agentic.envs.openenv.client_classes import resolve_client_class
+from twinkle_agentic.envs.openenv.client_classes import make_client, resolve_client_class
 from twinkle_agentic.envs.openenv.errors import ServerError
 from twinkle_agentic.envs.openenv.importing import load_object
 from twinkle_agentic.envs.openenv.link_settings import LinkSettings
@@ -78,11 +78,11 @@ class ServerConnection:
         self._env_name = env_name
         self._env_cls = env_cls
         self._action_cls = action_cls
-        self._client_arguments = {
+        self._client_kwargs = client_kwargs
+        self._client_settings = {
             "base_url": base_url,
             "connect_timeout_s": settings.connect_timeout_s,
             "message_timeout_s": message_timeout_s,
-            **client_kwargs,
         }
         self._message_timeout_s = message_timeout_s
         self._capacity_timeout_s = capacity_timeout_s
@@ -198,20 +198,21 @@ class ServerConnection:
         action_cls: Any = self._action_cls
         if isinstance(action_cls, str):
             action_cls = await run_blocking(load_object, action_cls, argument="action_cls")
-        if found.client_cls is None:
-            self.binding_note = found.note
+        client, note = None, found.note
+        if found.client_cls is not None:
+            try:
+                client = make_client(found.client_cls, self._client_settings, self._client_kwargs)
+            except ValueError as error:
+                if self._env_cls is not None or self._client_kwargs:  # it was asked for
+                    raise
+                note = f"plain dicts are used: {error}"
+        if client is None:
+            self.binding_note = note
             self._schema = await fetch_action_schema(self._settings)
             self._binding = WireBinding(self._schema, action_cls)
             return
         if action_cls is None:
             action_cls = found.action_cls
-        try:
-            client = found.client_cls(**self._client_arguments)
-        except Exception as error:
-            raise ValueError(
-                f"{found.client_cls.__name__} cannot be made with client_kwargs: "
-                f"{type(error).__name__}: {error}"
-            ) from error
         self._schema = schema_of(action_cls)
         self._binding = TypedBinding(client, action_cls)
 

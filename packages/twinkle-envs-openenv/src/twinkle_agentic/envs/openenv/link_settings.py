@@ -9,7 +9,17 @@ from typing import Any
 from twinkle_agentic.envs.openenv.address import ServerAddress
 from twinkle_agentic.tools.limits import check_count, check_limit
 
-__all__ = ["LinkSettings", "link_settings"]
+__all__ = ["HEEDED", "LinkSettings", "link_settings"]
+
+HEEDED = frozenset(
+    {
+        "headers",
+        "max_message_size_mb",
+        "websocket_ping_interval_s",
+        "websocket_ping_timeout_s",
+    }
+)
+"""Arguments of OpenEnv's client constructor that count for our own connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
