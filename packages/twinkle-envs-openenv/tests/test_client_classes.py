@@ -115,7 +115,7 @@ def test_client_class_with_a_constructor_of_its_own_is_used(
         assert env.reset().info["client_class"] == "own_constructor_env:LabEnv"
     with (
         lab(openenv_ports, env_name=name, client_kwargs={"rounds": 3}) as env,
-        pytest.raises(ValueError, match="client_kwargs.*rounds"),
+        pytest.raises(ValueError, match=r"client_kwargs.*rounds"),
     ):
         env.reset()
 

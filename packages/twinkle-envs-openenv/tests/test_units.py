@@ -10,6 +10,7 @@ import pickle
 from typing import Any, ClassVar
 
 import pytest
+from pydantic import BaseModel, Field
 
 import twinkle_agentic.envs.openenv as package
 from twinkle_agentic.envs.base import Env
@@ -233,6 +234,10 @@ def test_names_an_environment_says_it_does_not_know(complaint: str, names: list[
 
 
 CALL = {"properties": {"tool_name": {}, "arguments": {}, "type": {}}}
+CALL_OF_A_KIND = {
+    "properties": {"action_type": {}, "tool_name": {}, "arguments": {}},
+    "required": ["action_type"],
+}
 
 
 @pytest.mark.parametrize(
@@ -245,6 +250,7 @@ CALL = {"properties": {"tool_name": {}, "arguments": {}, "type": {}}}
         ({"properties": {"code": {}, "language": {}}, "required": ["code", "language"]}, "fields"),
         ({"properties": {"column": {}}}, "fields"),
         (CALL, "mcp"),
+        (CALL_OF_A_KIND, "fields"),
         ({"oneOf": [{"$ref": "#/$defs/Call"}], "$defs": {"Call": CALL}}, "mcp"),
     ],
 )
@@ -254,7 +260,7 @@ def test_action_kind(schema: Any, kind: str) -> None:
 
 def test_tool_of_an_action_schema() -> None:
     schema = {
-        "description": "Drop a piece.\n\nAttributes: many",
+        "description": "Drop a piece.",
         "properties": {"column": {"title": "Column", "type": "integer"}, "metadata": {}},
         "required": ["column"],
         "$defs": {"X": {}},
@@ -270,6 +276,58 @@ def test_tool_of_an_action_schema() -> None:
             "$defs": {"X": {}},
         },
     }
+
+
+SNAKE = """Steer the snake.
+
+    For one snake:
+        0 = straight on
+        1 = left
+"""
+
+CHESS = """Move a piece.
+
+    Attributes:
+        move: UCI format (e.g., "e2e4"),
+            with a letter for a promotion.
+        depth (int): How far to look.
+
+    Example:
+        >>> Move(move="e2e4")
+"""
+
+
+def test_tool_of_an_action_says_all_that_its_class_says_to_a_model() -> None:
+    class Steer(BaseModel):
+        direction: int
+
+    Steer.__doc__ = SNAKE
+    function = tool_from_action(Steer.model_json_schema())["function"]
+    assert function["description"] == (
+        "Steer the snake.\n\nFor one snake:\n    0 = straight on\n    1 = left"
+    )
+
+
+def test_attributes_of_a_docstring_describe_the_fields() -> None:
+    class Move(BaseModel):
+        move: str
+        depth: int = Field(2, description="Its own words.")
+
+    Move.__doc__ = CHESS
+    function = tool_from_action(Move.model_json_schema())["function"]
+    assert function["description"] == "Move a piece."
+    fields = function["parameters"]["properties"]
+    assert fields["move"]["description"] == (
+        'UCI format (e.g., "e2e4"), with a letter for a promotion.'
+    )
+    assert fields["depth"]["description"] == "Its own words."
+
+
+def test_attributes_that_are_no_fields_stay_in_the_description() -> None:
+    text = "Drop a piece.\n\nAttributes:\n    column: 0 to 6.\n    the rest: as in chess"
+    tool = tool_from_action({"description": text, "properties": {"column": {}}})
+    assert tool["function"]["description"] == text
+    assert tool["function"]["parameters"]["properties"]["column"]["description"] == "0 to 6."
 
 
 def test_tools_of_both_kinds_of_mcp_listing() -> None:

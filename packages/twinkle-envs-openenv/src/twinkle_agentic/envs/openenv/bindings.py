@@ -12,7 +12,7 @@ from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError
 from twinkle_agentic.envs.openenv.protocol import describe_field_errors
 from twinkle_agentic.envs.openenv.raw import RawResult, WireObservation
-from twinkle_agentic.envs.openenv.tool_schemas import action_kind, check_fields
+from twinkle_agentic.envs.openenv.tool_schemas import action_kind, check_fields, schema_of
 
 __all__ = ["Binding", "TypedBinding", "WireBinding", "build_action"]
 
@@ -95,20 +95,13 @@ class TypedBinding:
         self.name: str | None = f"{cls.__module__}:{cls.__qualname__}"
         self._client = client
         self._action_cls = action_cls
+        schema = schema_of(action_cls)
+        self._takes_mcp_calls = schema is not None and action_kind(schema) == "mcp"
 
     @property
     def takes_mcp_calls(self) -> bool:
         """Whether the action class is OpenEnv's `CallToolAction` or one like it."""
-        fields: Any = getattr(self._action_cls, "model_fields", {})
-        schema = getattr(self._action_cls, "model_json_schema", None)
-        if {"tool_name", "arguments"} <= set(fields):
-            return True
-        # A root model over several actions (calls and listings) has no fields of its own.
-        return (
-            set(fields) == {"root"}
-            and callable(schema)
-            and action_kind(cast("Any", schema())) == "mcp"
-        )
+        return self._takes_mcp_calls
 
     def to_payload(self, action: Any) -> dict[str, Any]:
         """Build the typed action and let the client class turn it into JSON values."""

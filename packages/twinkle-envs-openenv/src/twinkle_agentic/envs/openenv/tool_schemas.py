@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
+from twinkle_agentic.envs.openenv.action_docs import read_action_docs
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError
 from twinkle_agentic.tools.types import ToolInfo
 
@@ -51,9 +52,10 @@ def action_kind(schema: Mapping[str, Any] | None) -> ActionKind:
     if schema is None:
         return "code"
     fields = _properties(schema)
-    if {"tool_name", "arguments"} <= fields.keys() or _is_mcp_union(schema):
+    required = set(schema.get("required", ()))
+    if _is_mcp_call(schema) or _is_mcp_union(schema):
         return "mcp"
-    if "code" in fields and set(schema.get("required", ())) <= {"code"}:
+    if "code" in fields and required <= {"code"}:
         return "code"
     return "fields" if fields else "code"
 
@@ -65,24 +67,30 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_from_action(schema: Mapping[str, Any], *, env_name: str | None = None) -> ToolInfo:
-    """Make one tool, `env_action`, whose parameters are the fields of the action."""
+    """Make one tool, `env_action`, whose parameters are the fields of the action.
+
+    What the docstring of the action says of its fields describes those that have no description.
+    """
     fields = {
-        name: about for name, about in _properties(schema).items() if name not in _OF_THE_FRAMEWORK
+        name: field for name, field in _properties(schema).items() if name not in _OF_THE_FRAMEWORK
     }
+    said, about = read_action_docs(str(schema.get("description") or ""), fields)
     parameters: dict[str, Any] = {
         "type": "object",
-        "properties": {name: _without_title(about) for name, about in fields.items()},
+        "properties": {
+            name: _described(_without_title(field), about.get(name))
+            for name, field in fields.items()
+        },
         "required": [name for name in schema.get("required", ()) if name in fields],
     }
     if "$defs" in schema:
         parameters["$defs"] = schema["$defs"]
-    said = str(schema.get("description") or "").strip().split("\n\n")[0]
     where = f" in {env_name}" if env_name else ""
     return {
         "type": "function",
         "function": {
             "name": ENV_ACTION,
-            "description": " ".join(said.split()) or f"Take an action{where}.",
+            "description": said or f"Take an action{where}.",
             "parameters": parameters,
         },
     }
@@ -185,9 +193,22 @@ def _is_mcp_union(schema: Mapping[str, Any]) -> bool:
     for variant in variants:
         name = str(variant.get("$ref", "")).rsplit("/", 1)[-1]
         resolved: Any = defs.get(name, variant)
-        if {"tool_name", "arguments"} <= _properties(resolved).keys():
+        if _is_mcp_call(resolved):
             return True
     return False
+
+
+def _is_mcp_call(schema: Mapping[str, Any]) -> bool:
+    """Whether a tool's name and arguments are a whole action; some want more, such as a kind."""
+    call = {"tool_name", "arguments"}
+    required = set(schema.get("required", ()))
+    return call <= _properties(schema).keys() and required <= {*call, "type"}
+
+
+def _described(field: Any, text: str | None) -> Any:
+    if text is None or not isinstance(field, Mapping) or "description" in field:
+        return cast("Any", field)
+    return {**cast("Mapping[str, Any]", field), "description": text}
 
 
 def _without_title(about: Any) -> Any:
