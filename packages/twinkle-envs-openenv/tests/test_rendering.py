@@ -98,6 +98,29 @@ def test_error_said_before_the_traceback_and_after_it_shows_once() -> None:
     assert text.count(said) == 1 and "python_executor.py" not in text
 
 
+def test_error_said_twice_with_and_without_its_module_shows_once() -> None:
+    said = "InterpreterError: Code parsing failed due to: SyntaxError\ndef f(:\n      ^"
+    stderr = f"""{said}
+Traceback (most recent call last):
+  File "/venv/lib/smolagents/local_python_executor.py", line 1615, in evaluate_python_code
+    expression = ast.parse(code)
+  File "/usr/lib/python3.11/ast.py", line 50, in parse
+    return compile(source, filename, mode, flags)
+  File "<unknown>", line 1
+    def f(:
+          ^
+SyntaxError: invalid syntax
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/app/repl_env/server/python_executor.py", line 261, in execute
+    output = self._executor(code)
+smolagents.local_python_executor.{said}
+"""
+    assert render_observation({"stdout": "", "stderr": stderr}) == f"[stderr]\n{said}"
+
+
 def test_traceback_of_the_program_itself_is_kept() -> None:
     own = 'Traceback (most recent call last):\n  File "main.py", line 1, in <module>\nKeyError: 1'
     assert own in render_observation({"stdout": "", "stderr": own, "exit_code": 1})
@@ -132,6 +155,31 @@ def test_chat_shows_the_prompt_first_and_only_new_messages_later() -> None:
     assert render_observation(fields, first=True) == "You play Wordle.\nGuess a word."
     later = {**fields, "prompt": "Wordle-v0"}
     assert render_observation(later) == "Guess a word."
+
+
+def test_prompt_that_is_among_the_messages_shows_once() -> None:
+    message = {"sender_id": -1, "content": "\n[GAME] Guess a number.\nIt is below 20."}
+    fields = {"prompt": "[GAME] Guess a number.\nIt is below 20.", "messages": [message]}
+    assert render_observation(fields, first=True) == message["content"]
+
+
+def test_task_in_the_metadata_of_a_first_observation_without_fields_shows() -> None:
+    metadata = {
+        "question": "What was the revenue?",
+        "company": "acme",
+        "status": "ready",
+        "verify_commands": ["test -f answer"],
+        "ground_truth": "7",
+        "message": "",
+        "history": [],
+    }
+    observation = {"reward": 0.0, "done": False, "metadata": metadata}
+    shown = "question: What was the revenue?\ncompany: acme"
+    assert render_observation(observation, first=True) == shown
+    assert render_observation(observation) == ""
+    ready = {"metadata": {"message": "Ready.", "status": "ready"}}
+    assert render_observation(ready, first=True) == "Ready."
+    assert render_observation({"x": None, "metadata": metadata}, first=True) == ""
 
 
 def test_first_observation_of_an_interpreter_tells_what_there_is() -> None:

@@ -2,8 +2,9 @@
 
 The kinds that OpenEnv's environments use are known by their fields: programs (`stdout`, `stderr`,
 `exit_code`), also one level down in `result`; MCP tool results; chat messages; an observation that
-carries its own `text`. All others are listed field by field. `metadata`, `reward` and `done` are
-never shown: metadata holds what the model must not see (a chess engine's evaluation, a maze's map).
+carries its own `text`. All others are listed field by field. `reward` and `done` are never shown,
+nor is `metadata`, which holds what the model must not see (a chess engine's evaluation, the
+commands of a grader); but a first observation that has no field at all has the task in there.
 """
 
 from __future__ import annotations
@@ -24,10 +25,23 @@ __all__ = ["mcp_error", "observation_fields", "render_observation", "start_error
 _HINT = "pass observation_renderer= to put them into words"
 _HIDDEN = frozenset({"metadata", "reward", "done"})
 _PROGRAM = frozenset({"stdout", "stderr", "exit_code"})
+_TASK = (  # names in the metadata of a first observation that are meant for the model
+    "question",
+    "company",
+    "problem",
+    "task",
+    "task_prompt",
+    "goal",
+    "prompt",
+    "instruction",
+    "instructions",
+    "message",
+)
 
 # Frames of the interpreters that coding environments run inside the server.
 _SERVER_FRAME = re.compile(
-    r'^\s*File "[^"]*(?:smolagents|python_executor|local_python_executor)[^"]*"'
+    r'^\s*File "(?:[^"]*(?:smolagents|python_executor|local_python_executor)[^"]*'
+    r'|[^"]*/ast\.py|<unknown>)"'
 )
 _FRAME = re.compile(r'^\s*File "')
 # The last line of pydantic's errors; of no use to a model.
@@ -79,6 +93,8 @@ def render_observation(observation: Any, *, first: bool = False) -> str:
     own = fields.get("text")
     if isinstance(own, str) and own.strip():
         return own
+    if first and fields.keys() <= _HIDDEN:
+        return _render_task(observation_fields(fields.get("metadata")) or {})
     return render_fields(fields, skip=_HIDDEN, hint=_HINT)
 
 
@@ -109,6 +125,11 @@ def start_error(observation: Any, *, done: bool, metadata: Mapping[str, Any]) ->
         return str(metadata.get("error") or metadata.get("message") or dict(metadata))
     said = (observation_fields(observation) or {}).get("error")
     return said if isinstance(said, str) and said.strip() else None
+
+
+def _render_task(metadata: Mapping[str, Any]) -> str:
+    task = {name: metadata[name] for name in _TASK if isinstance(metadata.get(name), str)}
+    return render_fields(task)
 
 
 def _render_mcp(fields: Mapping[str, Any]) -> str:
@@ -167,7 +188,9 @@ def _without_server_frames(stderr: str) -> str:
     after = frames[-1] + 1
     while after < len(lines) and lines[after].startswith(" "):
         after += 1
-    kept += [line for line in lines[after:] if line not in kept]
+    # The second time the class has its module before it.
+    said = tuple(line for line in kept if line.strip())
+    kept += [line for line in lines[after:] if not said or not line.endswith(said)]
     return "\n".join(kept) or stderr
 
 
@@ -179,6 +202,6 @@ def _render_messages(fields: Mapping[str, Any], first: bool) -> str:
             return ""  # no chat: list the fields
         said.append(to_text(to_jsonable(message["content"]), max_chars=None))
     prompt = str(fields.get("prompt") or "") if first else ""
-    if prompt and prompt not in said:
+    if not any(prompt.strip() in text for text in said):
         said.insert(0, prompt)
     return "\n".join(text for text in said if text)
