@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import re
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ import tokenizers
 
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
+from twinkle_agentic.envs.errors import CapacityError, SandboxLostError
 from twinkle_agentic.protocol import SamplingParams
 from twinkle_agentic.rollout import APIMultiTurnRollout, MultiTurnRollout, Rollout
 from twinkle_agentic.rollout.bridge import (
@@ -653,3 +656,282 @@ def test_the_output_continues_over_an_endpoint(
 
 def test_it_is_a_rollout() -> None:
     assert issubclass(MultiTurnRollout, Rollout)
+
+
+class Arena(Env):
+    """Done after `length` steps of 0.5 each; notes what is done to it."""
+
+    def __init__(self, length: int = 2, **behaviour: Any) -> None:
+        self.length, self.behaviour, self.steps = length, behaviour, 0
+        self.log: list[str] = []
+
+    def _do(self, what: str) -> Any:
+        self.log.append(what)
+        done = self.behaviour.get(what)
+        if isinstance(done, BaseException):
+            raise done
+        return done() if callable(done) else done
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        self.trajectory = trajectory
+        return self._do("reset") or StepResult("the board is empty")
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        self.steps += 1
+        result = self._do("step")
+        return result or StepResult(f"after {self.steps}", 0.5, self.steps >= self.length)
+
+    def tools(self) -> list[Any]:
+        parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
+        return [{"type": "function", "function": {"name": "play", "parameters": parameters}}]
+
+    def close(self) -> None:
+        self._do("close")
+
+
+class ScoredArena(Arena):
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        self.scored = trajectories
+        return [self._do("evaluate") or 10.0]
+
+
+def play(prompt: str, turn: int) -> str:
+    return call_text("x", "play")
+
+
+def play_in(template: Template, *envs: Any, script: Any = play, **kwargs: Any) -> Any:
+    """Roll out one trajectory for each env, in order."""
+
+    def factory(trajectory: Any) -> Any:
+        env = envs[trajectory["user_data"]["number"]]
+        if isinstance(env, BaseException):
+            raise env
+        return env
+
+    given: Any = [
+        {"messages": [{"role": "user", "content": f"{n}"}], "user_data": {"number": n}}
+        for n in range(len(envs))
+    ]
+    sampler = Sampler(template, script)
+    return rollout_of(sampler, template, env_factory=factory, **kwargs)(given)
+
+
+def test_each_trajectory_has_an_env_that_is_reset_scored_and_closed(template: Template) -> None:
+    envs = [Arena(1), ScoredArena(2), Arena(9)]
+    outs = play_in(template, *envs, max_turns=3)
+    assert [o["stop_reason"] for o in outs] == ["env_done", "env_done", "max_turns"]
+    assert [o["reward"] for o in outs] == [0.5, 11.0, 1.5]
+    assert [o["step_rewards"] for o in outs] == [[0.5], [0.5] * 2, [0.5] * 3]
+    assert [o["eval_reward"] for o in outs] == [None, 10.0, None]
+    assert envs[0].log == ["reset", "step", "close"]
+    assert envs[1].log == ["reset", "step", "step", "evaluate", "close"]
+    assert envs[2].log == ["reset", "step", "step", "step", "close"]
+    assert [env.trajectory["user_data"]["number"] for env in envs] == [0, 1, 2]
+
+
+def test_the_env_scores_the_finished_trajectory(template: Template) -> None:
+    env = ScoredArena(1)
+    (out,) = play_in(template, env)
+    (scored,) = env.scored
+    assert (scored["messages"], scored["stop_reason"]) == (out["messages"], "env_done")
+    assert scored["user_data"] == {"number": 0}
+
+
+def test_the_model_sees_the_first_observation_and_the_tools_of_the_env(template: Template) -> None:
+    (out,) = play_in(template, Arena(2))
+    assert out["messages"][0]["content"] == "0\n\nthe board is empty"
+    assert [tool["function"]["name"] for tool in out["tools"]] == ["play"]
+    rendered = template.tokenizer.apply_chat_template(
+        out["messages"][:-1], tokenize=False, add_generation_prompt=False, tools=out["tools"]
+    )
+    assert '"name": "play"' in rendered
+    assert template.tokenizer.decode(out["input_ids"]) + "\n" == rendered
+
+
+@pytest.mark.parametrize(
+    ("where", "contents"), [("message", ["0", "the board is empty"]), ("ignore", ["0"])]
+)
+def test_the_first_observation_goes_where_it_is_told(
+    template: Template, where: Any, contents: list[str]
+) -> None:
+    (out,) = play_in(template, Arena(1), reset_observation=where)
+    assert [m["content"] for m in out["messages"] if m["role"] == "user"] == contents
+
+
+def test_tools_of_the_trajectory_are_shown_in_place_of_the_envs(template: Template) -> None:
+    own = [{"type": "function", "function": {"name": "other"}}]
+    rollout = rollout_of(Sampler(template, play), template, env_factory=always(Arena(1)))
+    (out,) = rollout([{**prompts("a")[0], "tools": own}])
+    assert out["tools"] == own
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "retryable"),
+    [
+        (CapacityError("full"), "capacity", True),
+        (None, "env", False),
+        (ScoredArena(reset=SandboxLostError("gone")), "sandbox_lost", True),
+        (ScoredArena(reset=StepResult.failed("no", kind="capacity")), "capacity", False),
+        (ScoredArena(step=SandboxLostError("gone")), "sandbox_lost", True),
+        (ScoredArena(step=RuntimeError("bug")), "env", False),
+        (ScoredArena(evaluate=RuntimeError("judge down")), "env", False),
+        (ScoredArena(evaluate=lambda: float("nan")), "env", False),
+        (Arena(9, step=lambda: StepResult("", 1e308)), "env", False),
+    ],
+)
+def test_an_infrastructure_failure_has_no_reward_and_costs_one_trajectory(
+    template: Template, env: Any, kind: str, retryable: bool
+) -> None:
+    good = ScoredArena(2)
+    bad, well = play_in(template, env, good)
+    assert (bad["stop_reason"], bad["reward"], bad["truncated"]) == ("env_error", None, True)
+    assert (bad["error_kind"], bad["retryable"]) == (kind, retryable)
+    assert bad["error"]
+    assert (well["stop_reason"], well["reward"]) == ("env_done", 11.0)
+    if isinstance(env, Arena):
+        assert env.log.count("close") == 1
+        assert env.log[-1] == "close"
+
+
+def test_an_episode_that_is_over_at_its_reset_samples_nothing(template: Template) -> None:
+    env = ScoredArena(reset=StepResult("over", done=True))
+    (out,) = play_in(template, env)
+    assert (out["stop_reason"], out["turns"], out["reward"]) == ("env_done", 0, None)
+    assert env.log == ["reset", "close"]
+
+
+def test_limits_hold_for_envs_that_hang(template: Template) -> None:
+    release = threading.Event()
+    waits: list[tuple[str, Any]] = [
+        ("reset", {"reset_timeout_s": 0.1}),
+        ("step", {"tool_timeout_s": 0.1}),
+        ("evaluate", {"evaluate_timeout_s": 0.1}),
+    ]
+    for what, limit in waits:
+        env = ScoredArena(1, **{what: lambda: release.wait(60) and None})
+        (out,) = play_in(template, env, **limit)
+        assert (out["stop_reason"], out["error_kind"], out["reward"]) == (
+            "env_error",
+            "timeout",
+            None,
+        ), what
+        assert "close" in env.log
+    env = ScoredArena(1, close=lambda: release.wait(60) and None)
+    (out,) = play_in(template, env, close_timeout_s=0.1)
+    assert (out["reward"], out["close_error"]) == (10.5, "close did not return within 0.1 s")
+    release.set()
+
+
+def test_a_close_that_fails_is_reported(template: Template) -> None:
+    (out,) = play_in(template, Arena(1, close=OSError("busy")))
+    assert (out["reward"], out["close_error"]) == (0.5, "close raised OSError: busy")
+
+
+def test_a_slow_score_holds_up_no_other_trajectory(template: Template) -> None:
+    finished = threading.Event()  # the other one has made its last step
+
+    class Last(Arena):
+        def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+            result = super().step(tool_name, arguments)
+            if result.done:
+                finished.set()
+            return result
+
+    slow = ScoredArena(1, evaluate=lambda: 1.0 if finished.wait(30) else 0.0)
+    outs = play_in(template, slow, Last(4))
+    assert [o["reward"] for o in outs] == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_all_envs_are_closed_where_the_sampler_fails(
+    template: Template, error: BaseException
+) -> None:
+    envs = [ScoredArena(1), ScoredArena(9), Arena(9)]
+
+    def script(prompt: str, turn: int) -> str:
+        if turn == 3:
+            raise error
+        return play(prompt, turn)
+
+    with pytest.raises(type(error)):
+        play_in(template, *envs, script=script)
+    assert [env.log.count("close") for env in envs] == [1, 1, 1]
+    assert "evaluate" not in envs[1].log
+
+
+@pytest.mark.parametrize("where", ["reset", "step", "evaluate"])
+def test_ctrl_c_closes_all_envs_whatever_they_do(template: Template, where: str) -> None:
+    main = threading.get_ident()
+    both = threading.Barrier(2, timeout=20)
+    release = threading.Event()
+
+    def block() -> None:
+        if both.wait() == 0:
+            signal.pthread_kill(main, signal.SIGINT)
+        release.wait(60)
+
+    envs = [ScoredArena(1, **{where: block}), ScoredArena(1, **{where: block})]
+    with pytest.raises(KeyboardInterrupt):
+        play_in(template, *envs)
+    logs = [list(env.log) for env in envs]
+    release.set()
+    assert [log[-2:] for log in logs] == [[where, "close"]] * 2
+
+
+def test_a_prompt_the_template_cannot_encode_still_closes_its_env() -> None:
+    picky, env = Picky(Tokenizer(CHATML)), ScoredArena()
+    rollout = rollout_of(Sampler(picky, play), picky, env_factory=always(env))
+    (out,) = rollout(prompts("bad"), env_factory=always(env))
+    assert (out["stop_reason"], out["error_kind"]) == ("env_done", None)  # the observation is in it
+    env.log.clear()
+    (out,) = rollout_of(
+        Sampler(picky, play), picky, env_factory=always(env), reset_observation="ignore"
+    )(prompts("bad"))
+    assert (out["stop_reason"], out["error_kind"], out["reward"]) == ("api_error", "template", None)
+    assert env.log == ["reset", "close"]
+
+
+def test_one_env_for_two_trajectories_of_a_factory_is_refused(template: Template) -> None:
+    env = Arena(9)
+    rollout = rollout_of(Sampler(template, play), template, env_factory=always(env), max_turns=2)
+    outs = rollout(prompts("a", "b"))
+    assert sorted(o["stop_reason"] for o in outs) == ["env_error", "max_turns"]
+    assert env.log.count("close") == 1
+
+
+def test_envs_with_coroutines_run_on_one_loop(template: Template) -> None:
+    class Native(Arena):
+        async def areset(self, trajectory: Any = None) -> StepResult:
+            self.loop = asyncio.get_running_loop()
+            return self.reset(trajectory)
+
+        async def astep(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+            assert asyncio.get_running_loop() is self.loop
+            return self.step(tool_name, arguments)
+
+        async def aclose(self) -> None:
+            assert asyncio.get_running_loop() is self.loop
+            self.close()
+
+    env = Native(2)
+    (out,) = play_in(template, env)
+    assert (out["stop_reason"], env.log) == ("env_done", ["reset", "step", "step", "close"])
+
+
+def test_timing_of_the_env_is_its_own(template: Template) -> None:
+    (out,) = play_in(template, ScoredArena(1))
+    assert set(out["timing"]) == {"reset", "model", "tools", "evaluate", "close", "total"}
+    assert all(seconds >= 0 for seconds in out["timing"].values())
+
+
+def test_a_factory_may_be_given_to_the_call(template: Template, echo: ToolManager) -> None:
+    env = Arena(1)
+    rollout = rollout_of(Sampler(template, play), template, echo)
+    (out,) = rollout(prompts("a"), env_factory=always(env))
+    assert (out["stop_reason"], env.log) == ("env_done", ["reset", "step", "close"])
+    with pytest.raises(ValueError, match="exclude each other"):
+        rollout(prompts("a"), env_factory=always(env), tool_manager=echo)
+    with pytest.raises(ValueError, match="exclude each other"):
+        rollout_of(Sampler(template, play), template, echo, env_factory=always(env))
+    with pytest.raises(ValueError, match="reset_observation"):
+        rollout_of(Sampler(template, play), template, echo, reset_observation="prepend")

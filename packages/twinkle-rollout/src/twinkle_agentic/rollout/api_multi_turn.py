@@ -17,11 +17,14 @@ from twinkle_agentic.rollout.base import Rollout
 from twinkle_agentic.rollout.checks import (
     check_body,
     check_exclusive,
+    check_reset_observation,
     check_trajectories,
     descriptor_limit,
     one_sample,
     resolve_managers,
+    tools_or_envs,
 )
+from twinkle_agentic.rollout.env_life import EnvPlan
 from twinkle_agentic.rollout.episode import Episode, Plan
 from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
@@ -144,11 +147,7 @@ class APIMultiTurnRollout(Rollout):
         check_exclusive(tool_manager, env_factory)
         check_count("concurrency", concurrency, allow_none=True)
         check_count("max_threads", max_threads)
-        if reset_observation not in ("append", "message", "ignore"):
-            raise ValueError(
-                "reset_observation must be 'append', 'message' or 'ignore', found "
-                f"{reset_observation!r}"
-            )
+        check_reset_observation(reset_observation)
         self.api = api
         self.tool_manager = tool_manager
         self.env_factory = env_factory
@@ -229,10 +228,7 @@ class APIMultiTurnRollout(Rollout):
         if unknown:
             raise TypeError(f"unknown overrides {unknown}: a call takes {', '.join(_OVERRIDES)}")
         given = check_trajectories(trajectories)
-        manager, factory = self.tool_manager, self.env_factory
-        if kwargs.get("tool_manager") is not None or kwargs.get("env_factory") is not None:
-            manager, factory = kwargs.get("tool_manager"), kwargs.get("env_factory")
-            check_exclusive(manager, factory)
+        manager, factory = tools_or_envs(self.tool_manager, self.env_factory, kwargs)
         managers = resolve_managers(manager, len(given)) if factory is None else None
         if not given:
             return []
@@ -247,13 +243,9 @@ class APIMultiTurnRollout(Rollout):
                 pool=self._api_threads,
             ),
             limits=self.limits,
-            env_factory=factory,
-            reset_observation=self.reset_observation,
+            envs=None if factory is None else self._env_plan(factory),
             run_last_calls=self.run_last_calls,
-            reset_pool=self._reset_threads,
             step_pool=self._threads,
-            close_pool=self._close_threads,
-            live_envs=self._live_envs,
         )
         places = asyncio.Semaphore(
             descriptor_limit(min(self.concurrency or len(given), len(given)))
@@ -291,6 +283,17 @@ class APIMultiTurnRollout(Rollout):
         async with plan.ask.lease():
             tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
             return cast("list[FinishedTrajectory]", await _all(tasks))
+
+    def _env_plan(self, factory: EnvFactory) -> EnvPlan:
+        return EnvPlan(
+            factory=factory,
+            limits=self.limits,
+            reset_observation=self.reset_observation,
+            reset_pool=self._reset_threads,
+            step_pool=self._threads,
+            close_pool=self._close_threads,
+            live_envs=self._live_envs,
+        )
 
     async def _write_trace(
         self,

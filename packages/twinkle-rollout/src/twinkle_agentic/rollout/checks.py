@@ -12,10 +12,12 @@ from twinkle_agentic.rollout.tool_turn import env_tools
 __all__ = [
     "check_body",
     "check_exclusive",
+    "check_reset_observation",
     "check_trajectories",
     "descriptor_limit",
     "one_sample",
     "resolve_managers",
+    "tools_or_envs",
 ]
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,9 @@ def resolve_managers(manager: Any, count: int) -> list[Any]:
             trajectories.
     """
     if manager is None:
-        raise ValueError("tool_manager is missing: pass it to the rollout or to the call")
+        raise ValueError(
+            "tool_manager is missing: pass it, or env_factory, to the rollout or to the call"
+        )
     if isinstance(manager, (list, tuple)):
         managers = list(cast("Sequence[Any]", manager))
         if len(managers) != count:
@@ -107,6 +111,36 @@ def descriptor_limit(concurrency: int) -> int:
             soft,
         )
     return min(concurrency, carried)
+
+
+def tools_or_envs(manager: Any, factory: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the tool manager and the env factory of one call, at most one of which is not `None`.
+
+    Args:
+        manager: The rollout's.
+        factory: The rollout's.
+        given: To the call: where it has either, the rollout's do not count.
+
+    Raises:
+        ValueError: The call has both, or a factory that cannot be called.
+    """
+    own_manager, own_factory = given.get("tool_manager"), given.get("env_factory")
+    if own_manager is None and own_factory is None:
+        return manager, factory
+    check_exclusive(own_manager, own_factory)
+    return own_manager, own_factory
+
+
+def check_reset_observation(where: str) -> None:
+    """Refuse a place for the observation of `reset` that does not exist.
+
+    Raises:
+        ValueError: It is none of the three.
+    """
+    if where not in ("append", "message", "ignore"):
+        raise ValueError(
+            f"reset_observation must be 'append', 'message' or 'ignore', found {where!r}"
+        )
 
 
 def check_exclusive(tool_manager: Any, env_factory: Any) -> None:

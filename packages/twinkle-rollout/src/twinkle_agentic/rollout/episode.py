@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from twinkle_agentic.envs.base import overrides_evaluate
-from twinkle_agentic.envs.env_tool import EnvTool
-from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.rollout.asking import Ask, failure_of
-from twinkle_agentic.rollout.env_session import (
-    add_observation,
-    close_env,
-    make_env,
-    reset_env,
-    score_env,
-)
+from twinkle_agentic.rollout.env_life import NO_TIMING, EnvLife, EnvPlan, check_return
 from twinkle_agentic.rollout.finished import outcome_fields
 from twinkle_agentic.rollout.history import NOT_EXECUTED, Reply, looks_like_call
 from twinkle_agentic.rollout.tokens import TokenLog
-from twinkle_agentic.rollout.tool_turn import Toolbox, failure_in, run_calls
+from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.transcript import Transcript
-from twinkle_agentic.rollout.types import (
-    EnvFactory,
-    Failure,
-    Limits,
-    ResetObservation,
-    StopReason,
-)
-from twinkle_agentic.rollout.waiting import Deadline, bounded
-from twinkle_agentic.tools.threads import ThreadPool, run_blocking, use_pool
+from twinkle_agentic.rollout.types import Failure, Limits, StopReason
+from twinkle_agentic.rollout.waiting import Deadline
+from twinkle_agentic.tools.threads import ThreadPool, use_pool
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["Episode", "Plan"]
 
 logger = logging.getLogger(__name__)
-
-_PHASES = ("reset", "model", "tools", "evaluate", "close")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +32,17 @@ class Plan:
     Attributes:
         ask: How to reach the model.
         limits: How far a trajectory may go.
-        env_factory: Makes the env of a trajectory; `None` where a tool manager is given.
-        reset_observation: Where the observation of `reset` goes.
+        envs: What their envs share; `None` where a tool manager is given.
         run_last_calls: Whether calls of the last turn are executed; `None`: where an env stands
             behind the tools.
-        reset_pool: Threads for making and resetting envs.
         step_pool: Threads for tools, steps and scoring.
-        close_pool: Threads for closing.
-        live_envs: Ids of the envs in use, to notice a factory that returns one twice.
     """
 
     ask: Ask
     limits: Limits
-    env_factory: EnvFactory | None
-    reset_observation: ResetObservation
+    envs: EnvPlan | None
     run_last_calls: bool | None
-    reset_pool: ThreadPool
     step_pool: ThreadPool
-    close_pool: ThreadPool
-    live_envs: set[int] = field(default_factory=set[int])
 
 
 class Episode:
@@ -86,7 +60,7 @@ class Episode:
     def __init__(self, plan: Plan, trajectory: Mapping[str, Any], manager: Any | None) -> None:
         self._plan = plan
         self._input = trajectory
-        self._env: Any = None
+        self._env = None if plan.envs is None else EnvLife(plan.envs, trajectory)
         self._toolbox = Toolbox(ToolManager() if manager is None else manager)
         self.transcript = Transcript(trajectory.get("messages"))
         self._deadline = Deadline(plan.limits.deadline_s)
@@ -95,10 +69,9 @@ class Episode:
         self._failure: Failure | None = None
         self._eval_reward: float | None = None
         self._unscored = False
-        self._close_error: str | None = None
         self._tokens = TokenLog(want_ids=plan.ask.wants_ids, want_logprobs=plan.ask.wants_logprobs)
         self._unparsed = 0
-        self._timing: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
+        self._timing: dict[str, float] = {"model": 0.0, "tools": 0.0}
 
     async def run(self) -> dict[str, Any]:
         """Roll the trajectory out; the env is closed on every path.
@@ -108,21 +81,21 @@ class Episode:
         """
         try:
             try:
-                if self._plan.env_factory is not None:
-                    # Resets that wait for room must not take the threads of the steps that make it.
-                    use_pool(self._plan.reset_pool)
-                    await self._timed("reset", self._open(self._plan.env_factory))
                 use_pool(self._plan.step_pool)
+                if self._env is not None:
+                    await self._open(self._env)
                 if self._stop is None:
                     await self._converse()
-                await self._score()
-                self._check_return()
+                if self._env is not None:
+                    await self._score(self._env)
+                if (failure := check_return(self._reward())) is not None:
+                    self._stop, self._failure = StopReason.ENV_ERROR, failure
             except Exception as error:  # a fault of ours: still only this trajectory's
                 logger.exception("a trajectory ended by an unexpected error")
                 self._lose(error)
         finally:
             if self._env is not None:
-                await self._timed("close", self._close())
+                await self._env.close()
         return self._output()
 
     def lost(self, error: BaseException) -> dict[str, Any]:
@@ -134,41 +107,18 @@ class Episode:
         self._stop = StopReason.API_ERROR
         self._failure = Failure(f"{type(error).__name__}: {error}", "internal")
 
-    async def _open(self, factory: EnvFactory) -> None:
-        limits = self._plan.limits
-        own = Deadline(limits.reset_timeout_s)
+    async def _open(self, env: EnvLife) -> None:
         try:
-            env = await make_env(factory, self._input, timeout_s=self._deadline.cap_s(own.left_s()))
-            if id(env) in self._plan.live_envs:
-                raise EnvError(
-                    "env_factory returned an env that another trajectory is using: make one per "
-                    "trajectory"
-                )
-            self._plan.live_envs.add(id(env))
-            self._env = env
-            result = await reset_env(env, self._input, timeout_s=self._deadline.cap_s(own.left_s()))
-            use_pool(self._plan.step_pool)
-            tools = await bounded(
-                run_blocking(EnvTool.from_env, env, timeout_s=limits.tool_timeout_s),
-                self._deadline.cap_s(own.left_s()),
-            )
-            manager = ToolManager(tools, timeout_s=limits.tool_timeout_s)
-            self._toolbox = Toolbox(manager, own_limits=True)
+            self._toolbox = await env.open(self._deadline)
         except Exception as error:
             if self._deadline.passed:
                 self._end(StopReason.DEADLINE, self._too_late("the reset of the env"))
             else:
                 self._end(StopReason.ENV_ERROR, failure_of(error, default="env"))
             return
-        if (failure := failure_in(result)) is not None:
-            self._end(StopReason.ENV_ERROR, failure)
-        elif getattr(result, "done", False):
-            self._end(StopReason.ENV_DONE)
-        observation: Any = getattr(result, "observation", None)
-        if observation and self._plan.reset_observation != "ignore":
-            add_observation(
-                self.transcript.messages, str(observation), self._plan.reset_observation
-            )
+        if (ended := env.ended_by_reset()) is not None:
+            self._end(*ended)
+        env.show_first(self.transcript.messages)
 
     async def _converse(self) -> None:
         tools: Any = self._input.get("tools")
@@ -294,10 +244,10 @@ class Episode:
         limit_s = self._plan.limits.deadline_s or 0
         return Failure(f"deadline_s={limit_s:g} passed before {missed}", "timeout", True)
 
-    async def _score(self) -> None:
-        if self._env is None or self.transcript.turns == 0 or self._stop is None:
+    async def _score(self, env: EnvLife) -> None:
+        if self._stop is None or self._stop.infrastructure or not env.scores:
             return
-        if self._stop.infrastructure or not overrides_evaluate(self._env):
+        if self.transcript.turns == 0:
             return
         if (loss := self._toolbox.steps.loss) is not None:
             # The step that the deadline cut may still run inside the env: it cannot be asked.
@@ -305,31 +255,11 @@ class Episode:
             self._failure = replace(why, text=f"{why.text}; the env could not be evaluated")
             self._unscored = True
             return
-        await self._timed("evaluate", self._evaluate())
-
-    async def _evaluate(self) -> None:
         try:
-            self._eval_reward = await score_env(
-                self._env, self._output(), timeout_s=self._plan.limits.evaluate_timeout_s
-            )
+            self._eval_reward = await env.score(self._output())
         except Exception as error:
             self._stop = StopReason.ENV_ERROR
             self._failure = failure_of(error, default="env")
-
-    def _check_return(self) -> None:
-        """Flag step rewards whose sum is no number any more."""
-        total = self._reward()
-        if total is not None and not math.isfinite(total):
-            self._stop = StopReason.ENV_ERROR
-            self._failure = Failure(f"the rewards of the episode add up to {total!r}", "env")
-
-    async def _close(self) -> None:
-        try:
-            self._close_error = await close_env(
-                self._env, self._plan.close_pool, timeout_s=self._plan.limits.close_timeout_s
-            )
-        finally:
-            self._plan.live_envs.discard(id(self._env))
 
     async def _timed(self, phase: str, work: Any) -> Any:
         started = time.monotonic()
@@ -347,6 +277,7 @@ class Episode:
         return sum(self._toolbox.steps.rewards) + (self._eval_reward or 0.0)
 
     def _output(self) -> dict[str, Any]:
+        env_s = NO_TIMING if self._env is None else self._env.timing
         out = dict(self._input)
         if self.transcript.tools and out.get("tools") is None:
             out["tools"] = list(self.transcript.tools)
@@ -359,11 +290,17 @@ class Episode:
             reward=self._reward(),
             eval_reward=self._eval_reward,
             unparsed=self._unparsed,
-            timing={**self._timing, "total": time.monotonic() - self._started},
+            timing={
+                "reset": env_s["reset"],
+                **self._timing,
+                "evaluate": env_s["evaluate"],
+                "close": env_s["close"],
+                "total": time.monotonic() - self._started,
+            },
             usage=self._tokens.usage,
         )
         if self._tokens.turns:
             out["token_turns"] = list(self._tokens.turns)
-        if self._close_error is not None:
-            out["close_error"] = self._close_error
+        if self._env is not None and self._env.close_error is not None:
+            out["close_error"] = self._env.close_error
         return out

@@ -67,7 +67,8 @@ class FinishedTrajectory(Trajectory):
     """Messages with a call left as text."""
     timing: dict[str, float]
     """Seconds: `queued` (for a place), `reset`, `model`, `tools`, `evaluate`, `close`, and `total`
-    without `queued`. From `MultiTurnRollout`: `model`, `tools`, `total` of the whole batch."""
+    without `queued`. From `MultiTurnRollout`: `model`, `tools`, `total` of the whole batch, and
+    with `env_factory` `reset`, `evaluate`, `close` of the trajectory."""
     usage: dict[str, int] | None
     """The server's token counts summed over the turns; `None` where it sent none."""
     token_turns: NotRequired[list[TokenTurn]]

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.base import Rollout
-from twinkle_agentic.rollout.checks import check_trajectories, one_sample, resolve_managers
+from twinkle_agentic.rollout.checks import (
+    check_exclusive,
+    check_reset_observation,
+    check_trajectories,
+    one_sample,
+    resolve_managers,
+    tools_or_envs,
+)
+from twinkle_agentic.rollout.env_life import EnvLife, EnvPlan
 from twinkle_agentic.rollout.finished import SampledTrajectory
+from twinkle_agentic.rollout.sampled_batch import SampledBatch
 from twinkle_agentic.rollout.sampled_run import SampledRun
-from twinkle_agentic.rollout.structural import SampledSequence, Sampler, SampleResponse, Template
+from twinkle_agentic.rollout.structural import Sampler, Template
 from twinkle_agentic.rollout.trace import TraceWriter, trace_record
-from twinkle_agentic.tools.limits import check_count, check_limit
-from twinkle_agentic.tools.threads import ThreadPool, use_pool
+from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
+from twinkle_agentic.tools.limits import check_count
+from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = ["MultiTurnRollout"]
 
-_OVERRIDES = ("sampling_params", "tool_manager", "global_step")
+_OVERRIDES = ("sampling_params", "tool_manager", "env_factory", "global_step")
 
 
 class MultiTurnRollout(Rollout):
@@ -30,10 +37,15 @@ class MultiTurnRollout(Rollout):
     Each turn is one `sampler.sample` call over the trajectories still going; the tool calls of the
     turn then run, those of different trajectories at the same time. Sampled ids and their log
     probabilities are kept as they are; tool messages and the next prompt are appended as tokens
-    labelled -100. The envs behind the tools are the caller's to reset and close.
+    labelled -100.
 
-    The model is shown the `tools` of a trajectory, where it has them; a manager's definitions are
-    not added to the prompt.
+    Either `env_factory` makes an env for each trajectory (made, reset, scored where it overrides
+    `evaluate`, closed on every path, interruption included), or `tool_manager` brings tools, whose
+    envs the caller resets, scores and closes. The envs of a batch live at the same time, from
+    before its first turn; each is scored and closed as its trajectory ends, while the others go on.
+
+    The model is shown the `tools` of a trajectory, where it has them, else those of its own env; a
+    manager's definitions are not added to the prompt.
 
     What comes back is described at `SampledTrajectory`; the model input (`input_ids`, `labels`,
     ...) is among it. Tool messages that ended a trajectory are in `messages` only: they have no
@@ -52,12 +64,22 @@ class MultiTurnRollout(Rollout):
         trace_dir: Folder for one JSON file per trajectory.
         trace_callback: Says of a finished trajectory whether to write its trace.
         success_callback: Says whether it is a success, for the name of the file.
+        env_factory: `trajectory -> env`, plain (run in a thread) or a coroutine function; excludes
+            `tool_manager`.
+        reset_observation: Where a non-empty observation of `reset` goes: `append` to the last user
+            message (a message of its own where the last is none), `message` for a user message of
+            its own, `ignore`.
         tool_timeout_s: Limit of one tool call (a tool's own limit goes first); `None` for none.
-        max_threads: Threads for blocking tools.
+            After the step of an env the episode is lost.
+        reset_timeout_s: Limit of making and resetting the env.
+        evaluate_timeout_s: Limit of scoring.
+        close_timeout_s: Limit of closing the env.
+        max_threads: Threads for blocking tools and steps, and as many for resets and for closing;
+            further calls queue.
 
     Raises:
-        ValueError: A limit is out of range, `num_samples` is not 1, the template is missing or
-            splits what is too long.
+        ValueError: A limit is out of range, `num_samples` is not 1, both `tool_manager` and
+            `env_factory` are given, the template is missing or splits what is too long.
     """
 
     def __init__(
@@ -72,7 +94,12 @@ class MultiTurnRollout(Rollout):
         trace_callback: Callable[[dict[str, Any]], bool] | None = None,
         success_callback: Callable[[dict[str, Any]], bool] | None = None,
         *,
+        env_factory: EnvFactory | None = None,
+        reset_observation: ResetObservation = "append",
         tool_timeout_s: float | None = 600.0,
+        reset_timeout_s: float | None = 600.0,
+        evaluate_timeout_s: float | None = 600.0,
+        close_timeout_s: float = 30.0,
         max_threads: int = 256,
     ) -> None:
         if not hasattr(template, "tokenizer"):
@@ -84,20 +111,30 @@ class MultiTurnRollout(Rollout):
                 "the template has truncation_strategy='split', which would cut a trajectory into "
                 "several: use 'left', 'right', 'delete' or 'raise'"
             )
-        check_count("max_turns", max_turns)
-        check_count("max_trajectory_tokens", max_trajectory_tokens, allow_none=True)
-        check_limit("tool_timeout_s", tool_timeout_s, allow_none=True)
+        check_exclusive(tool_manager, env_factory)
+        check_reset_observation(reset_observation)
+        check_count("max_threads", max_threads)
         self.sampler = sampler
         self.template = template
         self.tool_manager = tool_manager
+        self.env_factory = env_factory
         self.sampling_params = one_sample(sampling_params or SamplingParams())
-        self.max_turns = max_turns
-        self.max_trajectory_tokens = max_trajectory_tokens
-        self.tool_timeout_s = tool_timeout_s
+        self.limits = Limits(
+            max_turns=max_turns,
+            max_trajectory_tokens=max_trajectory_tokens,
+            tool_timeout_s=tool_timeout_s,
+            reset_timeout_s=reset_timeout_s,
+            evaluate_timeout_s=evaluate_timeout_s,
+            close_timeout_s=close_timeout_s,
+        )
+        self.reset_observation: ResetObservation = reset_observation
         self.trace_dir = trace_dir
         self.trace_callback = trace_callback
         self.success_callback = success_callback
         self._threads = ThreadPool(max_threads)
+        self._reset_threads = ThreadPool(max_threads)
+        self._close_threads = ThreadPool(max_threads)
+        self._live_envs: set[int] = set()
         self._traces = (
             TraceWriter(
                 trace_dir,
@@ -109,6 +146,16 @@ class MultiTurnRollout(Rollout):
             else None
         )
 
+    @property
+    def max_turns(self) -> int:
+        """Model messages per trajectory."""
+        return self.limits.max_turns
+
+    @property
+    def max_trajectory_tokens(self) -> int | None:
+        """Where a trajectory ends for its length."""
+        return self.limits.max_trajectory_tokens
+
     def __call__(
         self, trajectories: Sequence[Mapping[str, Any]], **kwargs: Any
     ) -> list[SampledTrajectory]:
@@ -116,8 +163,8 @@ class MultiTurnRollout(Rollout):
 
         Args:
             trajectories: Prompts; not changed.
-            **kwargs: For this call only: `sampling_params`, `tool_manager`, `global_step` (for the
-            names of traces).
+            **kwargs: For this call only: `sampling_params`, `tool_manager`, `env_factory`,
+                `global_step` (for the names of traces).
 
         Returns:
             One trajectory per input, in the same order.
@@ -128,38 +175,16 @@ class MultiTurnRollout(Rollout):
             ValueError: A manager list does not fit, or one env would serve several trajectories.
             RuntimeError: The sampler broke its contract: a response missing, sampled ids changed,
                 log probabilities or labels that do not fit the ids.
-            Exception: Whatever the sampler or `template.encode` raised.
+            Exception: Whatever the sampler raised. All envs of `env_factory` are closed by then.
         """
         unknown = sorted(set(kwargs) - set(_OVERRIDES))
         if unknown:
             raise TypeError(f"unknown overrides {unknown}: a call takes {', '.join(_OVERRIDES)}")
         given = check_trajectories(trajectories)
-        override: Any = kwargs.get("tool_manager")
-        manager = self.tool_manager if override is None else override
-        managers = resolve_managers(manager, len(given))
+        runs = self._runs(given, kwargs)
         params = one_sample(kwargs.get("sampling_params") or self.sampling_params)
-        started = time.monotonic()
-        runs = [
-            SampledRun(number, trajectory, self.template, manager)
-            for number, (trajectory, manager) in enumerate(zip(given, managers, strict=True))
-        ]
-        timing = {"model": 0.0, "tools": 0.0}
-        while live := [run for run in runs if run.stop is None]:
-            before = time.monotonic()
-            sequences = self._sample([run.feature for run in live], params)
-            between = time.monotonic()
-            calling = [
-                run
-                for run, sequence in zip(live, sequences, strict=True)
-                if run.take(sequence, self.max_turns, self.max_trajectory_tokens)
-            ]
-            if calling:
-                run_sync(self._run_tools(calling))
-            for run in calling:
-                run.go_on(self.max_turns, self.max_trajectory_tokens)
-            timing["model"] += between - before
-            timing["tools"] += time.monotonic() - between
-        timing["total"] = time.monotonic() - started
+        batch = SampledBatch(self.sampler, runs, limits=self.limits, step_pool=self._threads)
+        timing = batch.roll(params)
         outs = [run.output(timing) for run in runs]
         if self._traces is not None:
             for number, out in enumerate(outs):
@@ -171,29 +196,32 @@ class MultiTurnRollout(Rollout):
                     out["trace_error"] = problem
         return cast("list[SampledTrajectory]", outs)
 
-    def _sample(self, features: list[dict[str, Any]], params: Any) -> list[SampledSequence]:
-        mesh = getattr(self.sampler, "device_mesh", None)
-        least: int = getattr(mesh, "data_world_size", 1) or 1
-        batch = features + [features[-1]] * (least - len(features))  # every rank needs an input
-        responses: Sequence[SampleResponse] = self.sampler.sample(batch, sampling_params=params)
-        if not isinstance(cast("object", responses), (list, tuple)) or len(responses) != len(batch):
-            raise RuntimeError(
-                f"the sampler must return a list with one response per input: {len(batch)} inputs, "
-                f"found {responses!r:.200}"
-            )
-        sequences: list[SampledSequence] = []
-        for number, response in enumerate(responses[: len(features)]):
-            if not response.sequences:
-                raise RuntimeError(f"response {number} of the sampler has no sequence")
-            sequences.append(response.sequences[0])
-        return sequences
+    def _runs(
+        self, given: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]
+    ) -> list[SampledRun]:
+        manager, factory = tools_or_envs(self.tool_manager, self.env_factory, overrides)
+        if factory is None:
+            managers = resolve_managers(manager, len(given))
+            return [
+                SampledRun(number, trajectory, self.template, managers[number])
+                for number, trajectory in enumerate(given)
+            ]
+        plan = EnvPlan(
+            factory=factory,
+            limits=self.limits,
+            reset_observation=self.reset_observation,
+            reset_pool=self._reset_threads,
+            step_pool=self._threads,
+            close_pool=self._close_threads,
+            live_envs=self._live_envs,
+        )
+        return [
+            SampledRun(number, trajectory, self.template, None, EnvLife(plan, trajectory))
+            for number, trajectory in enumerate(given)
+        ]
 
     def _build_trace_record(
         self, traj: dict[str, Any], *, idx: int, success: bool
     ) -> dict[str, Any]:
         """Make what is written of a trajectory; a subclass may add to it."""
         return trace_record(traj, idx=idx, success=success)
-
-    async def _run_tools(self, runs: Sequence[SampledRun]) -> None:
-        use_pool(self._threads)
-        await asyncio.gather(*(run.execute(self.tool_timeout_s) for run in runs))

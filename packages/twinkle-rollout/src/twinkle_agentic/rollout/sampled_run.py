@@ -6,25 +6,44 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinkle_agentic.protocol.fields import fields_of, items_of
+from twinkle_agentic.rollout.asking import failure_of
 from twinkle_agentic.rollout.bridge import IGNORED, BridgeError, append_ids, bridge_ids, plain
+from twinkle_agentic.rollout.env_life import EnvLife, check_return
 from twinkle_agentic.rollout.finished import outcome_fields
 from twinkle_agentic.rollout.history import NOT_EXECUTED, looks_like_call
 from twinkle_agentic.rollout.structural import SampledSequence, Template
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.types import Failure, StopReason
 from twinkle_agentic.rollout.waiting import Deadline
+from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["SampledRun"]
 
 
 class SampledRun:
-    """The state of one trajectory."""
+    """The state of one trajectory.
+
+    In order: `open`, `begin`, then `take`, `execute`, `go_on` turn by turn until `stop` is set,
+    `finish` and `output`; `close` at any time.
+
+    Args:
+        number: Its place in the batch.
+        trajectory: The input; not changed.
+        template: Encodes it, and what the tools say.
+        manager: Its tool manager; `None` with an env.
+        env: Its env; `None` with a tool manager.
+    """
 
     def __init__(
-        self, number: int, trajectory: Mapping[str, Any], template: Template, manager: Any
+        self,
+        number: int,
+        trajectory: Mapping[str, Any],
+        template: Template,
+        manager: Any | None,
+        env: EnvLife | None = None,
     ) -> None:
         self.number, self.trajectory, self.template = number, trajectory, template
-        self.toolbox = Toolbox(manager)
+        self.toolbox = Toolbox(ToolManager() if manager is None else manager)
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.turns = 0
@@ -33,16 +52,44 @@ class SampledRun:
         self.calls: list[dict[str, Any]] = []
         self.answers: list[dict[str, Any]] = []
         self.last_id: int | None = None
+        self.has_own_env = env is not None
+        self._env = env
+        self._eval_reward: float | None = None
         self._unparsable = False
         # Templates add to the messages they get.
-        messages = [dict(fields_of(message)) for message in items_of(trajectory.get("messages"))]
-        self.feature: dict[str, Any] = {"input_ids": [], "labels": []}
+        self._messages = [
+            dict(fields_of(message)) for message in items_of(trajectory.get("messages"))
+        ]
+        self.feature: dict[str, Any] = {
+            "input_ids": [],
+            "labels": [],
+            "messages": self._messages,
+        }
+
+    async def open(self) -> None:
+        """Make and reset the env, if there is one of its own, and take in what it offers."""
+        if self._env is None:
+            return
         try:
-            prompt = {**trajectory, "messages": messages}
-            self.feature = plain(dict(template.encode(prompt, add_generation_prompt=True)))
+            self.toolbox = await self._env.open(Deadline(None))
+        except Exception as error:
+            self.stop, self.failure = StopReason.ENV_ERROR, failure_of(error, default="env")
+            return
+        if (ended := self._env.ended_by_reset()) is not None:
+            self.stop, self.failure = ended
+        self._env.show_first(self._messages)
+        if self.trajectory.get("tools") is None:
+            self.trajectory = {**self.trajectory, "tools": self.toolbox.manager.tool_infos()}
+
+    def begin(self) -> None:
+        """Encode the prompt."""
+        try:
+            prompt = {**self.trajectory, "messages": self._messages}
+            encoded = self.template.encode(prompt, add_generation_prompt=True)
+            self.feature = plain(dict(encoded))
         except Exception as error:
             self._template_failed(error)
-        self.feature.setdefault("messages", messages)
+        self.feature.setdefault("messages", self._messages)
 
     def take(self, sequence: SampledSequence, max_turns: int, max_tokens: int | None) -> bool:
         """Take in a sampled turn; tell whether there are calls to execute."""
@@ -100,24 +147,54 @@ class SampledRun:
         if self.stop is not None:
             self._append_messages()
 
-    def output(self, timing: dict[str, float]) -> dict[str, Any]:
-        """Return the finished trajectory; labels and log probabilities must fit each other."""
-        assert self.stop is not None
+    async def finish(self) -> None:
+        """Let the env, if there is one of its own, score what it does score, and close it."""
+        if self._env is None:
+            return
+        try:
+            if self.turns and self.stop and not self.stop.infrastructure and self._env.scores:
+                self._eval_reward = await self._env.score(self._outcome({}))
+        except Exception as error:
+            self._end_by_env(failure_of(error, default="env"))
+        finally:
+            await self._env.close()
+
+    async def close(self) -> None:
+        """Close the env, if there is one of its own."""
+        if self._env is not None:
+            await self._env.close()
+
+    def output(self, timing: Mapping[str, float]) -> dict[str, Any]:
+        """Return the finished trajectory; labels and log probabilities must fit each other.
+
+        Args:
+            timing: Of the whole batch.
+        """
         if self.logprobs:
             trained = sum(label != IGNORED for label in self.feature.get("labels") or ())
             if trained != len(self.logprobs):
                 raise self._broken(
                     f"{trained} labels to learn from, but {len(self.logprobs)} log probabilities"
                 )
-        rewarded = self.toolbox.has_env and not self.stop.infrastructure
+        if (failure := check_return(self._reward())) is not None:
+            self._end_by_env(failure)
+        if self._env is None:
+            return self._outcome(timing)
+        out = self._outcome({**timing, **self._env.timing})
+        if self._env.close_error is not None:
+            out["close_error"] = self._env.close_error
+        return out
+
+    def _outcome(self, timing: Mapping[str, float]) -> dict[str, Any]:
+        assert self.stop is not None
         outcome = outcome_fields(
             self.toolbox,
             messages=self.feature["messages"],
             turns=self.turns,
             stop=self.stop,
             failure=self.failure,
-            reward=sum(self.toolbox.steps.rewards) if rewarded else None,
-            eval_reward=None,
+            reward=self._reward(),
+            eval_reward=self._eval_reward,
             unparsed=self.unparsed,
             timing=timing,
             usage=None,
@@ -128,6 +205,15 @@ class SampledRun:
             **outcome,
             "logprobs": self.logprobs or None,
         }
+
+    def _reward(self) -> float | None:
+        assert self.stop is not None
+        if self.stop.infrastructure or self.turns == 0 or not self.toolbox.has_env:
+            return None
+        return sum(self.toolbox.steps.rewards) + (self._eval_reward or 0.0)
+
+    def _end_by_env(self, failure: Failure) -> None:
+        self.stop, self.failure = StopReason.ENV_ERROR, failure
 
     def _decide(
         self, stop_reason: str | None, text: str, max_turns: int, max_tokens: int | None
@@ -212,6 +298,8 @@ class SampledRun:
 
     def _template_failed(self, error: Exception) -> None:
         """End this trajectory alone: a template fails on one conversation, not on all."""
+        if self.stop is not None:
+            return  # it has ended already, at the reset of its env
         text = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
         self.stop = StopReason.API_ERROR
         self.failure = Failure(f"the template failed: {text}", "template")
