@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -135,15 +136,26 @@ def test_nothing_is_raised_where_stderr_cannot_be_written_either(tmp_path: Path)
 
 def test_a_second_run_in_the_same_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     with subprocess.Popen(
-        QUICKSTART, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*QUICKSTART, "--concurrency", "1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as first:
         assert first.stdout is not None
-        for line in first.stdout:  # its servers are up: it has begun
-            if "http://" in line:
-                break
-        second = subprocess.run(
-            QUICKSTART, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        next(line for line in first.stdout if "http://" in line)  # its servers are up
+        first.send_signal(signal.SIGSTOP)  # so that it does not end before the second one has begun
+        try:
+            second = subprocess.run(
+                QUICKSTART,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        finally:
+            first.send_signal(signal.SIGCONT)
         _, errors = first.communicate(timeout=LIMIT_S)
     assert (first.returncode, second.returncode) == (0, 2), errors + second.stderr
     assert second.stderr.splitlines() == [
