@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import socket
 import struct
@@ -212,3 +213,29 @@ def test_histograms_are_left_out_of_a_pipe_unless_asked_for(tmp_path: Path) -> N
     assert histograms(plain) == []
     assert len(histograms(asked)) == 1
     assert "█" * 24 + "  27" in asked  # the tasks that are solved
+
+
+def small_files() -> None:
+    """As a disk that is full: no file grows beyond this."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+
+def test_results_that_cannot_be_written_are_shown_all_the_same(tmp_path: Path) -> None:
+    done = subprocess.run(
+        QUICKSTART,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        preexec_fn=small_files,
+    )
+    assert done.returncode == 1, done.stderr
+    said = [line for line in done.stderr.splitlines() if not line.startswith("progress: ")]
+    assert said == [
+        "error: runs/quickstart/trajectories.jsonl cannot be written (File too large): the "
+        "trajectories that could are in runs/quickstart/trajectories.jsonl.part"
+    ]
+    assert "0.844 over 32 scored of 32" in done.stdout
+    part = (tmp_path / "runs/quickstart/trajectories.jsonl.part").read_text("utf-8")
+    assert [json.loads(line)["reward"] for line in part.splitlines()[:-1]]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from twinkle_agentic.envs.base import Env
 from twinkle_agentic.protocol.openai import OpenAI
@@ -44,7 +45,7 @@ def execute(
         **rollout_options: As for `APIMultiTurnRollout`.
 
     Returns:
-        The exit code: 0 where every trajectory has a reward, else 1.
+        The exit code: 0 where every trajectory has a reward and is written, else 1.
     """
     start = time.monotonic()
     with make_progress(console, len(tasks)) as progress:
@@ -62,16 +63,31 @@ def execute(
             **rollout_options,
         )
         trajectories = rollout(list(tasks))
-        output.finish(trajectories)
+    unwritten = _finish(output, trajectories)
     print_table(console, trajectories)
     print_summary(console, trajectories, time.monotonic() - start)
     if console.file.isatty() if plots is None else plots:
         print_histograms(console, trajectories)
-    console.print(f"trajectories: {output.path}\ntraces:       {output.traces}", soft_wrap=True)
+    if unwritten is None:
+        console.print(f"trajectories: {output.path}\ntraces:       {output.traces}", soft_wrap=True)
     missing = unscored(trajectories)
     if missing:
         console.print(
             f"[yellow]{missing} of {len(trajectories)} trajectories have no reward: an "
             "infrastructure failure is not a score of 0. The column `error` says why.[/]"
         )
-    return EXIT_FAILED if missing else 0
+    if unwritten is not None:
+        Console(stderr=True).print(f"[red]error:[/] {escape(unwritten)}", soft_wrap=True)
+    return EXIT_FAILED if missing or unwritten is not None else 0
+
+
+def _finish(output: RunOutput, trajectories: Sequence[Any]) -> str | None:
+    """Write the results; return why they cannot be written, for what came of them can be shown."""
+    try:
+        output.finish(trajectories)
+    except OSError as error:
+        return (
+            f"{output.path} cannot be written ({error.strerror}): the trajectories that could are "
+            f"in {output.part}"
+        )
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,7 @@ class RunOutput:
         self._overwrite = overwrite
         self._lock = FolderLock(folder)
         self._file: IO[str] | None = None
+        self._full = False
 
     @property
     def traces(self) -> Path:
@@ -67,7 +69,8 @@ class RunOutput:
         traceback: TracebackType | None,
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what could not be written is still in its buffer
+                self._file.close()
             self._file = None
         if self.part.exists() and self.part.stat().st_size == 0:  # nothing was finished
             self.part.unlink()
@@ -83,12 +86,19 @@ class RunOutput:
                 )
 
     def add(self, trajectory: Any) -> None:
-        """Append one finished trajectory to the part file."""
-        if self._file is not None:
-            self._file.write(json_line(trajectory))
-            self._file.flush()
+        """Append one finished trajectory to the part file, as long as it can be written."""
+        if self._file is not None and not self._full:
+            try:
+                self._file.write(json_line(trajectory))
+                self._file.flush()
+            except OSError:  # `finish` tries with all of them, and says why it cannot
+                self._full = True
 
     def finish(self, trajectories: Sequence[Any]) -> None:
-        """Write all trajectories in order and remove the part file."""
+        """Write all trajectories in order and remove the part file.
+
+        Raises:
+            OSError: They cannot be written; the part file stays.
+        """
         write_jsonl(self.path, trajectories)
         self.part.unlink(missing_ok=True)
