@@ -50,6 +50,36 @@ def test_fields(fields: dict[str, Any], expected: str) -> None:
     assert render_fields(fields) == expected
 
 
+PNG = "iVBORw0KGgo" + "A" * 5_000
+JPEG = "data:image/jpeg;base64,/9j/" + "Zm9v\n" * 1_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pixels": PNG, "speed": 3},
+        {"pixels": JPEG, "speed": 3},
+        {"views": [PNG, PNG], "speed": 3},
+        {"view": {"left": PNG, "all": [JPEG]}, "speed": 3},
+        {"cameras": [{"name": "left", "pixels": PNG}], "speed": 3},
+    ],
+)
+def test_images_are_summarised(fields: dict[str, Any]) -> None:
+    shown = render_fields(fields, hint="ask for them")
+    assert "[image of 3 kB not shown; ask for them]" in shown
+    assert "speed: 3" in shown and len(shown) < 200
+
+
+def test_only_field_may_be_an_image() -> None:
+    assert render_fields({"screenshot": PNG}) == "[image of 3 kB not shown]"
+    assert render_fields({"note": "iVBORw0KGgo is how a PNG starts" * 20}).startswith("iVBOR")
+
+
+def test_arrays_inside_a_list_of_objects_are_summarised() -> None:
+    shown = render_fields({"agents": [{"id": 1, "screen": [0] * 100}, {"id": 2}]})
+    assert shown == 'agents: [{"id": 1, "screen": "[100 numbers not shown]"}, {"id": 2}]'
+
+
 def test_fields_to_skip_and_to_name() -> None:
     assert render_fields({"a": "x", "secret": 1}, skip={"secret"}) == "x"
     assert render_fields({"a": "x"}, name_all=True) == "a: x"

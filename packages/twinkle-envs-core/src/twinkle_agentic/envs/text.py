@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
@@ -27,6 +28,11 @@ __all__ = [
 _MAX_NUMBERS = 64  # a flat list of more is data, not something a model reads
 _MAX_GRID_SIDE = 64
 _MAX_CELL_CHARS = 12
+_MIN_IMAGE_CHARS = 256
+# PNG, JPEG, GIF and WebP in base64, as a data URL or bare.
+_IMAGE = re.compile(
+    r"(?:data:image/[\w.+-]+;base64,)?(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/\r\n]*+={0,2}\s*"
+)
 
 
 def render_fields(
@@ -35,12 +41,13 @@ def render_fields(
     """Render the fields of an observation, one `name: value` a line.
 
     A single text field is the text itself. Empty fields (`None`, empty text, list or object) are
-    left out. Rectangles of short values are drawn as rows; longer arrays of numbers are summarised.
+    left out. Rectangles of short values are drawn as rows; longer arrays of numbers, and images in
+    base64, are summarised.
 
     Args:
         fields: JSON values and what `to_jsonable` takes.
         skip: Names to leave out.
-        hint: Added where an array was summarised: what to do to see it.
+        hint: Added where an array or an image was summarised: what to do to see it.
         name_all: Name a single text field too.
     """
     shown: dict[str, Any] = {}
@@ -53,7 +60,7 @@ def render_fields(
     if len(shown) == 1 and not name_all:
         only = next(iter(shown.values()))
         if isinstance(only, str):
-            return clean_text(only)
+            return clean_text(_shown(only, hint))
     lines: list[str] = []
     for name, value in shown.items():
         text = _render(value, shown, hint)
@@ -81,7 +88,7 @@ def render_command_output(stdout: str, stderr: str = "", exit_code: int | None =
 
 def _render(value: Any, siblings: Mapping[str, Any], hint: str) -> str:
     if isinstance(value, str):
-        return value
+        return _shown(value, hint)
     if isinstance(value, list):
         items = cast("list[Any]", value)
         grid = _as_grid(items, siblings)
@@ -90,14 +97,15 @@ def _render(value: Any, siblings: Mapping[str, Any], hint: str) -> str:
         if (summary := _summary(items, hint)) is not None:
             return summary
         if all(isinstance(item, str) for item in items):
-            return ", ".join(items) if not any("\n" in item for item in items) else "\n".join(items)
-    if isinstance(value, dict):
-        value = {key: _shorten(item, hint) for key, item in cast("dict[str, Any]", value).items()}
-    return json.dumps(value, ensure_ascii=False)
+            texts = [_shown(item, hint) for item in items]
+            return ", ".join(texts) if not any("\n" in text for text in texts) else "\n".join(texts)
+    return json.dumps(_shorten(value, hint), ensure_ascii=False)
 
 
 def _shorten(value: Any, hint: str) -> Any:
-    """Summarise arrays of numbers inside an object."""
+    """Summarise arrays of numbers, and images, inside an object or a list."""
+    if isinstance(value, str):
+        return _shown(value, hint)
     if isinstance(value, dict):
         return {key: _shorten(item, hint) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
@@ -113,7 +121,18 @@ def _summary(items: list[Any], hint: str) -> str | None:
     shape, numbers = _shape(items)
     if not numbers or _count(items) <= _MAX_NUMBERS:
         return None
-    return f"[{' x '.join(map(str, shape))} numbers not shown{f'; {hint}' if hint else ''}]"
+    return _not_shown(f"{' x '.join(map(str, shape))} numbers", hint)
+
+
+def _shown(text: str, hint: str) -> str:
+    """Return a text, or what stands for it where it is an image in base64."""
+    if len(text) < _MIN_IMAGE_CHARS or not _IMAGE.fullmatch(text):
+        return text
+    return _not_shown(f"image of {len(text) * 3 // 4 // 1000} kB", hint)
+
+
+def _not_shown(what: str, hint: str) -> str:
+    return f"[{what} not shown{f'; {hint}' if hint else ''}]"
 
 
 def _as_grid(items: list[Any], siblings: Mapping[str, Any]) -> list[list[str]] | None:
