@@ -205,8 +205,8 @@ async def test_each_kind_of_failure_is_named(server: Any, code: str, failure: st
 @pytest.mark.parametrize(
     "code", ["x = [0] * 10**9", "x = 'y' * 10**10", "x = []\nwhile True: x.append(bytes(10**8))"]
 )
-async def test_a_memory_bomb_is_a_failed_step_of_its_session(server: Any, code: str) -> None:
-    async with session(server) as bomb, session(server) as other:
+async def test_a_memory_bomb_is_a_failed_step_of_its_session(fresh_server: Any, code: str) -> None:
+    async with session(fresh_server) as bomb, session(fresh_server) as other:
         observation = await step(bomb, code)
         assert observation["stderr"].endswith("MemoryError")
         assert (await step(other, "print('unharmed')"))["stdout"] == "unharmed\n"
@@ -278,14 +278,14 @@ async def test_bad_messages_leave_the_session_usable(server: Any, message: str, 
 
 
 # The server of these tests allows 1,000 MB and what the threads of its 4 sessions need. What it
-# holds itself, 100 to 250 MB after the tests of long messages, must fit beside the hog.
+# holds itself, about 100 MB, must fit beside the hog.
 HOLD = "held = [bytes(10**7) for _ in range(65)]"
 ASK = "mine = bytes(4 * 10**8)\nprint('there was room')"
 
 
 @contextlib.asynccontextmanager
-async def _hog(server: Any) -> AsyncGenerator[Any]:
-    async with session(server) as hog:
+async def _hog(fresh_server: Any) -> AsyncGenerator[Any]:
+    async with session(fresh_server) as hog:
         assert (await step(hog, HOLD))["exit_code"] == 0
         try:
             yield hog
@@ -293,8 +293,10 @@ async def _hog(server: Any) -> AsyncGenerator[Any]:
             await ask(hog, "reset")
 
 
-async def test_memory_that_another_session_holds_is_an_error_of_the_server(server: Any) -> None:
-    async with _hog(server), session(server) as other:
+async def test_memory_that_another_session_holds_is_an_error_of_the_server(
+    fresh_server: Any,
+) -> None:
+    async with _hog(fresh_server), session(fresh_server) as other:
         await step(other, "x = 41")
         answer = await ask(other, "step", code=ASK)
         assert answer["type"] == "error", answer
@@ -304,16 +306,16 @@ async def test_memory_that_another_session_holds_is_an_error_of_the_server(serve
         assert (await step(other, "print(x + 1)"))["stdout"] == "42\n"
 
 
-async def test_code_cannot_take_the_limit_for_an_answer(server: Any) -> None:
+async def test_code_cannot_take_the_limit_for_an_answer(fresh_server: Any) -> None:
     swallow = "try:\n    mine = bytes(4 * 10**8)\nexcept {0}: print('swallowed')"
-    async with _hog(server), session(server) as other:
+    async with _hog(fresh_server), session(fresh_server) as other:
         for kind in ("MemoryError", "Exception", "BaseException"):
             answer = await ask(other, "step", code=swallow.format(kind))
             assert answer["type"] == "error", answer
 
 
-async def test_the_session_that_holds_the_memory_is_told_so(server: Any) -> None:
-    async with _hog(server) as hog:
+async def test_the_session_that_holds_the_memory_is_told_so(fresh_server: Any) -> None:
+    async with _hog(fresh_server) as hog:
         observation = await step(hog, "held.append(bytes(4 * 10**8))")
     assert observation["metadata"]["failure"] == "exception"
     assert observation["stderr"].endswith("MemoryError")
