@@ -323,6 +323,22 @@ def test_attributes_of_a_docstring_describe_the_fields() -> None:
     assert fields["depth"]["description"] == "Its own words."
 
 
+def test_python_in_a_docstring_is_left_out_and_the_prose_around_it_kept() -> None:
+    text = """Move the joints.
+
+Values are torques.
+>>> Move(values=[0.5])
+
+Example (walker - 6D):
+    >>> Move(values=[0.1, -0.2])
+
+As many as there are joints."""
+    function = tool_from_action({"description": text, "properties": {"values": {}}})["function"]
+    assert function["description"] == (
+        "Move the joints.\n\nValues are torques.\n\nAs many as there are joints."
+    )
+
+
 def test_attributes_that_are_no_fields_stay_in_the_description() -> None:
     text = "Drop a piece.\n\nAttributes:\n    column: 0 to 6.\n    the rest: as in chess"
     tool = tool_from_action({"description": text, "properties": {"column": {}}})

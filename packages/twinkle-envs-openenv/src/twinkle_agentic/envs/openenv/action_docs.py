@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 __all__ = ["read_action_docs"]
 
-_SECTION = re.compile(r"(\w+)( \w+)?:\s*$")
+_SECTION = re.compile(r"(\w+)\b[^:]*:\s*$")  # "Example (two players):" too
 _FIELDS = ("Args", "Arguments", "Attributes", "Fields", "Parameters")
 _PYTHON = ("Example", "Examples", "Usage")
 _ENTRY = re.compile(r"(\s*)(\w+)\s*(?:\([^)]*\))?:\s*(\S.*)")
@@ -30,12 +30,12 @@ def read_action_docs(docstring: str, fields: Collection[str]) -> tuple[str, dict
     description: list[str] = []
     about: dict[str, str] = {}
     for title, lines in _sections(docstring):
-        if title in _PYTHON or any(line.lstrip().startswith(">>>") for line in lines):
+        if title in _PYTHON:
             continue
         entries = _entries(lines) if title in _FIELDS else {}
         about.update({name: text for name, text in entries.items() if name in fields})
         if not entries or not entries.keys() <= set(fields):
-            description += lines
+            description += [line for line in lines if not line.lstrip().startswith((">>>", "..."))]
     return "\n".join(description).strip(), about
 
 
