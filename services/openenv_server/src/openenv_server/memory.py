@@ -11,13 +11,14 @@ import gc
 import resource
 import sys
 import time
+import traceback
 import types
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from openenv_server.guard import is_own
 
-__all__ = ["WorkerMemoryError", "is_to_blame", "return_large_blocks"]
+__all__ = ["WorkerMemoryError", "is_to_blame", "release", "return_large_blocks"]
 
 _PAGE_BYTES = resource.getpagesize()
 _LIMITS = ((resource.RLIMIT_DATA, 5), (resource.RLIMIT_AS, 0))  # and their fields in statm
@@ -51,6 +52,26 @@ def is_to_blame(error: BaseException, variables: object) -> bool:
         return _hold(roots, half)
     except MemoryError:  # not even room to look
         return False
+
+
+def release(error: BaseException) -> None:
+    """Let go of what the frames held that an exception passed through.
+
+    The interpreter's frames and its exceptions hold each other, so all that the code had at hand
+    would stay until the next garbage collection, and count against the limit of every session.
+    """
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        found = todo.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        traceback.clear_frames(found.__traceback__)
+        found.__traceback__ = None
+        todo += [found.__context__, found.__cause__]
+        if isinstance(found, BaseExceptionGroup):
+            todo += cast("BaseExceptionGroup[BaseException]", found).exceptions
 
 
 def return_large_blocks() -> None:

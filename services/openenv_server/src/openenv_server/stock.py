@@ -14,6 +14,7 @@ from openenv_server.failures import (
     too_long,
 )
 from openenv_server.interpreter import BASE_IMPORTS, LocalPythonExecutor
+from openenv_server.memory import release
 from openenv_server.names import Names, StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
@@ -70,7 +71,10 @@ class StockExecutor:
         except BaseException as error:
             if not is_from_code(error):
                 raise
-            return self._failure(error)
+            try:
+                return self._failure(error)
+            finally:
+                release(error)
         return ExecResult(
             stdout=bound_text("\n".join(filter(None, (str(self._names.printed), shown))), limit)
         )

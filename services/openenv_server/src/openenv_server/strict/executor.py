@@ -17,6 +17,7 @@ from openenv_server.failures import (
     too_long,
 )
 from openenv_server.interpreter import BASE_IMPORTS, InterpreterError, evaluate_ast
+from openenv_server.memory import release
 from openenv_server.names import StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
@@ -109,7 +110,10 @@ class StrictExecutor:
         except BaseException as error:
             if not is_from_code(error):
                 raise
-            return self._raised(error)
+            try:
+                return self._raised(error)
+            finally:
+                release(error)
         return ExecResult(stdout=str(self._names.printed))
 
     def _raised(self, error: BaseException) -> ExecResult:
