@@ -260,6 +260,11 @@ def test_adapters_and_leases_do_not_share_slots(make_pool: Callable[..., EnvPool
     assert {env.slot for env in leased} == {2, 3}
     with pytest.raises(PoolError, match=r"\[2, 3\] are leased"):
         pool.get_adapters(4)
+    with (
+        pool.lease(timeout_s=0.1) as fifth,
+        pytest.raises(PoolError, match="2 of 4 are leased, 2 are given out by get_adapters"),
+    ):
+        fifth.reset()
     for env in leased:
         env.close()
     pool.get_adapters(4)

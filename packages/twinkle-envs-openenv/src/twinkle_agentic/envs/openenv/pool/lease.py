@@ -149,10 +149,11 @@ class Leases:
 
     def _gave_up(self, waiter: Future[int], timeout_s: float) -> PoolError:
         self._withdraw(waiter)
+        pinned = f", {len(self._pinned)} are given out by get_adapters" if self._pinned else ""
         error = PoolError(
             f"no slot became free within {timeout_s:g} s: {len(self._leased)} of {self._size} are "
-            f"leased and {len(self._waiting)} callers wait; make pool_size larger, close leased "
-            "adapters, or raise lease_timeout_s",
+            f"leased{pinned} and {len(self._waiting)} callers wait; make pool_size larger, close "
+            "leased adapters, or raise lease_timeout_s",
             retryable=True,
         )
         error.kind = ErrorKind.CAPACITY
