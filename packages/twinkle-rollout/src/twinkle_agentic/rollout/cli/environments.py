@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,8 @@ from twinkle_agentic.tools.types import Trajectory
 __all__ = ["EnvChoice", "choose_env"]
 
 EnvFactory = Callable[[Trajectory], Env]
+
+_SHOWN_NAMES = 6  # of a module that has more, those that look most like the one asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +105,19 @@ def _load_factory(spec: str) -> EnvFactory:
     if not callable(target):
         offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise RefusedError(
-            f"--env {spec}: {module_name} has no callable {name!r} "
-            f"(it has {', '.join(offered) or 'none'})"
+            f"--env {spec}: {module_name} has no callable {name!r} ({_named(offered, name)})"
         )
     if inspect.isclass(target):
         if not issubclass(target, Env):
             raise RefusedError(f"--env {spec}: class {name} is no Env")
         return lambda _: target()
     return cast("EnvFactory", target)
+
+
+def _named(offered: Sequence[str], wanted: str) -> str:
+    if len(offered) <= _SHOWN_NAMES:
+        return f"it has {', '.join(offered) or 'none'}"
+    close = get_close_matches(wanted, offered, n=_SHOWN_NAMES)
+    if not close:
+        return f"it has {len(offered)}, none of a name like it"
+    return f"it has {len(offered)}, the closest: {', '.join(close)}"

@@ -1,0 +1,44 @@
+"""What `--env` may name, and what is said where it names nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from twinkle_agentic.rollout.cli.environments import choose_env
+from twinkle_agentic.rollout.cli.refusal import RefusedError
+
+
+def refused(spec: str) -> str:
+    with pytest.raises(RefusedError) as refusal:
+        choose_env(spec, base_url=None)
+    return str(refusal.value)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with 40 callables, one of them a letter away from `make_gaem`."""
+    names = [f"other_{number}" for number in range(39)]
+    lines = [f"def {name}(trajectory): ..." for name in ("make_game", *names)]
+    (tmp_path / "forty_callables.py").write_text("\n".join(lines))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return "forty_callables"
+
+
+def test_of_many_callables_the_closest_are_named(module: str) -> None:
+    assert refused(f"{module}:make_gaem").endswith("(it has 40, the closest: make_game)")
+    assert refused(f"{module}:zzz").endswith("(it has 40, none of a name like it)")
+
+
+def test_an_attribute_that_cannot_be_called_is_refused_in_a_short_line() -> None:
+    said = refused("os:sep")
+    assert "os has no callable 'sep'" in said
+    assert len(said) < 200
+
+
+def test_a_few_callables_are_all_named() -> None:
+    assert refused("textwrap:fil").endswith(
+        "(it has TextWrapper, wrap, fill, shorten, dedent, indent)"
+    )
