@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
     from twinkle_agentic.rollout.base import Rollout
     from twinkle_agentic.rollout.bridge import extend_with_bridge
-    from twinkle_agentic.rollout.finished import FinishedTrajectory, SampledTrajectory
+    from twinkle_agentic.rollout.export import json_line, training_trace, write_jsonl
+    from twinkle_agentic.rollout.finished import (
+        FinishedTrajectory,
+        SampledTrajectory,
+        TokenTurn,
+    )
     from twinkle_agentic.rollout.multi_turn import MultiTurnRollout
     from twinkle_agentic.rollout.types import StopReason
 
@@ -27,7 +32,11 @@ __all__ = [
     "SampledTrajectory",
     "SamplingParams",
     "StopReason",
+    "TokenTurn",
     "extend_with_bridge",
+    "json_line",
+    "training_trace",
+    "write_jsonl",
 ]
 
 _MODULES = {
@@ -39,7 +48,11 @@ _MODULES = {
     "SampledTrajectory": "twinkle_agentic.rollout.finished",
     "SamplingParams": "twinkle_agentic.protocol.sampling",
     "StopReason": "twinkle_agentic.rollout.types",
+    "TokenTurn": "twinkle_agentic.rollout.finished",
     "extend_with_bridge": "twinkle_agentic.rollout.bridge",
+    "json_line": "twinkle_agentic.rollout.export",
+    "training_trace": "twinkle_agentic.rollout.export",
+    "write_jsonl": "twinkle_agentic.rollout.export",
 }
 # Where twinkle-kit is installed its further rollouts stay reachable from here.
 _KIT_MODULES = {"MultiTurnCondenseRollout": "twinkle_agentic.rollout.multi_turn_condense"}
