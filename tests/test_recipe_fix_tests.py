@@ -24,3 +24,23 @@ def test_thirty_two_episodes_are_scored() -> None:
         "8 of 8 episodes scored, mean reward 0.75"
     ] * 4
     assert lines[5:] == ["stop reasons: {'stop': 32}", "first error: none"]
+
+
+@pytest.mark.integration
+def test_without_a_sandbox_server_one_line_says_what_to_install() -> None:
+    # A module that is `None` cannot be imported, as one that is not there.
+    hidden = (
+        "import runpy, sys\n"
+        "sys.modules['sandbox_server'] = None\n"
+        "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, str(RECIPE)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "pip install twinkle-sandbox-server" in line

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import re
 import sys
@@ -190,6 +191,13 @@ def sandbox_server(api_url: str | None) -> Generator[str, None, None]:
     if api_url:
         yield api_url
         return
+    if importlib.util.find_spec("sandbox_server") is None:
+        print(
+            "no sandbox server is installed: run `pip install twinkle-sandbox-server`, or give "
+            "--api-url",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     command = [sys.executable, "-m", "sandbox_server"]
     with ServerProcess("sandbox server", lambda port: [*command, "--port", str(port)]) as server:
         server.wait_ready(60)
