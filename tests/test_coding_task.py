@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
 from twinkle_agentic.rollout.cli.servers import ServerProcess
 from twinkle_agentic.tools.types import Trajectory
@@ -40,6 +41,39 @@ def test_a_solution_is_scored_by_its_tests_alone(env: CodingTaskEnv) -> None:
     assert (broken.reward, broken.done) == (0.0, False)
     right = env.step("submit_solution", {"code": "def f(x): return x * x"})
     assert (right.reward, right.done) == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("solution", "tests"),
+    [
+        ("def f(x):\n    yield x * x", "assert list(f(2)) == [4]"),
+        ("import os\ndef f(x): return x * x", "assert f(2) == 4"),
+        ("def f(x): return x * x", "import numpy\nassert f(2) == 4"),
+    ],
+)
+def test_what_the_interpreter_cannot_run_is_not_scored_as_wrong(
+    env: CodingTaskEnv, solution: str, tests: str
+) -> None:
+    env.reset(task(tests=tests))
+    result = env.step("submit_solution", {"code": solution})
+    assert (result.reward, result.done) == (0.0, False)
+    assert result.info["reward_missing"] is True
+    with pytest.raises(EnvError, match="cannot run the latest solution or its tests"):
+        env.evaluate([{}])
+
+
+def test_a_solution_that_can_be_run_is_scored_after_one_that_cannot(env: CodingTaskEnv) -> None:
+    env.reset(task())
+    env.step("submit_solution", {"code": "import os\ndef f(x): return x * x"})
+    wrong = env.step("submit_solution", {"code": "def f(x): return x"})
+    assert "reward_missing" not in wrong.info
+    assert env.evaluate([{}]) == [0.0]
+    env.step("submit_solution", {"code": "import os"})
+    assert env.step("submit_solution", {"code": "def f(x): return x * x"}).reward == 1.0
+    assert env.evaluate([{}]) == [0.0]
+    env.step("submit_solution", {"code": "import os"})
+    env.reset(task())
+    assert env.evaluate([{}]) == [0.0]
 
 
 def test_running_code_earns_nothing(env: CodingTaskEnv) -> None:

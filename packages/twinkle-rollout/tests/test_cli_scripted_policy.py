@@ -52,3 +52,12 @@ def test_tasks_are_solved_at_once_after_a_failure_or_never() -> None:
 def test_an_unknown_task_is_answered_without_a_call() -> None:
     message = ScriptedPolicy.packaged().reply([{"role": "user", "content": "What is love?"}])
     assert "tool_calls" not in message
+
+
+def test_without_a_tool_to_submit_with_the_first_attempt_is_run() -> None:
+    policy = ScriptedPolicy.packaged()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Write a function `add(a, b)`."}]
+    message = policy.reply(messages, tool="run_python")
+    assert message["tool_calls"][0]["function"]["name"] == "run_python"
+    messages += [message, {"role": "tool", "content": ""}]
+    assert "tool_calls" not in policy.reply(messages, tool="run_python")

@@ -111,6 +111,7 @@ def test_a_trajectory_without_messages_costs_only_itself(api: Any, echo: ToolMan
         ([3], "must be a dict"),
         ([{"messages": "hi"}], "must be a list"),
         ([{"messages": ["hi"]}], "must be a dict"),
+        ([{"prompt": "hi"}], "has a 'prompt' and no 'messages'"),
     ],
 )
 def test_what_is_no_list_of_trajectories_is_refused(

@@ -38,7 +38,13 @@ def check_trajectories(trajectories: Any) -> list[Mapping[str, Any]]:
     for position, trajectory in enumerate(given):
         if not isinstance(trajectory, Mapping):
             raise TypeError(f"trajectory {position} must be a dict, found {trajectory!r}")
-        messages: Any = cast("Mapping[str, Any]", trajectory).get("messages")
+        fields = cast("Mapping[str, Any]", trajectory)
+        messages: Any = fields.get("messages")
+        if messages is None and "prompt" in fields:
+            raise TypeError(
+                f"trajectory {position} has a 'prompt' and no 'messages': write it as "
+                '{"messages": [{"role": "user", "content": prompt}]}'
+            )
         if messages is not None and not isinstance(messages, (list, tuple)):
             raise TypeError(
                 f"'messages' of trajectory {position} must be a list, found "

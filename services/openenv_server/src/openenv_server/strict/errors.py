@@ -12,7 +12,7 @@ from openenv_server.exits import CarriedError
 from openenv_server.interpreter import InterpreterError
 from openenv_server.strict.variables import Variables, unbound
 
-__all__ = ["as_python"]
+__all__ = ["as_python", "is_import_not_offered"]
 
 
 def as_python(error: BaseException) -> BaseException:
@@ -42,6 +42,14 @@ def as_python(error: BaseException) -> BaseException:
         if found and not _is_there_in_python(kind, found.group(1)):
             return kind(message.format(*found.groups()))
     return error
+
+
+def is_import_not_offered(error: BaseException) -> bool:
+    """Tell whether code ended with the import of a module that it may not have here.
+
+    Another machine may well have it, so that is no fault of the code.
+    """
+    return isinstance(error, InterpreterError) and str(error).startswith("Import ")
 
 
 def _locals_at_raise(trace: TracebackType | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from openenv_server.memory import release
 from openenv_server.names import StepTimeoutError
 from openenv_server.output import bound_text
 from openenv_server.settings import Settings
-from openenv_server.strict.errors import as_python
+from openenv_server.strict.errors import as_python, is_import_not_offered
 from openenv_server.strict.nodes import RefusedError
 from openenv_server.strict.rewrite import prepare
 from openenv_server.strict.runtime import builtin_tools, helpers
@@ -121,6 +121,7 @@ class StrictExecutor:
         line = failed_line(error.__traceback__)
         if isinstance(error, MemoryError):
             return memory_failure(error, self._names, line)
+        not_offered = is_import_not_offered(error)
         error = as_python(error)
         code = exit_code_of(error)
         if code == 0:  # SystemExit(0) ends the code, and nothing failed
@@ -137,7 +138,8 @@ class StrictExecutor:
         notes: list[str] = getattr(error, "__notes__", [])
         if said or notes:
             text += f": {said or notes[0]}"
-        return self._failed(text, Failure.EXCEPTION, stdout, exit_code=code)
+        failure = Failure.REFUSED if not_offered else Failure.EXCEPTION
+        return self._failed(text, failure, stdout, exit_code=code)
 
     def _failed(
         self, stderr: str, failure: Failure, stdout: str = "", *, exit_code: int = 1

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.envs.base import Env, StepResult
-from twinkle_agentic.envs.errors import TwinkleEnvError
+from twinkle_agentic.envs.errors import EnvError, TwinkleEnvError
 from twinkle_agentic.envs.openenv import ActionRefusedError, OpenEnvClient, ServerError
 from twinkle_agentic.tools.types import ToolInfo, Trajectory, user_data_dict
 
 __all__ = ["CodingTaskEnv"]
 
 _SHOWN_ERROR_CHARS = 2_000  # of a failing solution's traceback, its end
+_NOT_RUN = "refused"  # what the coding server calls valid Python that its interpreter cannot run
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Code that did not run to its end.
+
+    Attributes:
+        text: The end of its error.
+        not_run: The server's interpreter cannot run such code, so nothing is known of it.
+    """
+
+    text: str
+    not_run: bool
 
 
 def _tool(name: str, description: str) -> ToolInfo:
@@ -40,7 +55,9 @@ class CodingTaskEnv(Env):
     `run_python` is free of reward: what the server itself gives (shaping by code length and
     forbidden words) says nothing about the task. `submit_solution` runs the code and then the
     tests in the same session: all pass is reward 1.0 and the end of the episode, else the model
-    sees the error and may hand in again.
+    sees the error and may hand in again. A solution (or a test) that the server's interpreter
+    cannot run is not wrong for that: the step's reward is missing, and an episode that ends with
+    one has no reward.
 
     Args:
         base_url: The coding server.
@@ -53,6 +70,7 @@ class CodingTaskEnv(Env):
     ) -> None:
         self.client = OpenEnvClient(env_name=env_name, base_url=base_url, **client_options)
         self._tests = ""
+        self._not_scored: str | None = None  # why the latest solution could not be scored
 
     def tools(self) -> list[ToolInfo]:
         """Return `run_python` and `submit_solution`."""
@@ -69,7 +87,7 @@ class CodingTaskEnv(Env):
         tests = data.pop("tests", None)  # the grader's, never the server's business
         if not isinstance(tests, str) or not tests.strip():
             raise ValueError(f"a coding task needs user_data['tests'], found {tests!r}")
-        self._tests = tests
+        self._tests, self._not_scored = tests, None
         await self.client.areset({"user_data": data})
         return StepResult()
 
@@ -95,21 +113,46 @@ class CodingTaskEnv(Env):
         except TwinkleEnvError as error:  # the session is gone: our fault, not the solution's
             return StepResult.failed(error)
 
+    def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
+        """Add nothing to the reward of the steps.
+
+        Raises:
+            EnvError: The latest solution could not be run, so there is no reward.
+        """
+        if self._not_scored is not None:
+            raise EnvError(
+                "the coding server's interpreter cannot run the latest solution or its tests, "
+                f"which may be right all the same ({self._not_scored}): score such tasks in a "
+                "sandbox"
+            )
+        return [0.0] * len(trajectories)
+
+    async def aevaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
+        """As `evaluate`."""
+        return self.evaluate(trajectories, **kwargs)
+
     async def _score(self, code: str) -> StepResult:
-        if (failure := await self._run(code)) is not None:
-            return StepResult(f"The solution itself fails:\n{failure}", info={"passed": False})
-        if (failure := await self._run(self._tests)) is not None:
-            return StepResult(f"A test fails:\n{failure}", info={"passed": False})
+        for source, said in ((code, "The solution itself fails"), (self._tests, "A test fails")):
+            if (failed := await self._run(source)) is not None:
+                return self._unsolved(failed, said)
+        self._not_scored = None
         return StepResult("All tests pass.", reward=1.0, done=True, info={"passed": True})
 
-    async def _run(self, code: str) -> str | None:
-        """Run code in the session; return the end of its error, `None` where it ran to its end."""
+    def _unsolved(self, failed: _Failed, said: str) -> StepResult:
+        observation, info = f"{said}:\n{failed.text}", {"passed": False}
+        self._not_scored = failed.text if failed.not_run else None
+        return StepResult.scored(observation, None if failed.not_run else 0.0, info=info)
+
+    async def _run(self, code: str) -> _Failed | None:
+        """Run code in the session; return how it failed, `None` where it ran to its end."""
         found: Any = (await self.client.aexecute({"code": code})).observation
         # A dict on the wire, typed where the environment's package is installed.
         fields: dict[str, Any] = dict(found if isinstance(found, Mapping) else vars(found))  # pyright: ignore[reportUnknownArgumentType]
         if fields["exit_code"] == 0:
             return None
-        return str(fields["stderr"]).strip()[-_SHOWN_ERROR_CHARS:] or "it failed without a message"
+        text = str(fields["stderr"]).strip()[-_SHOWN_ERROR_CHARS:] or "it failed without a message"
+        metadata: Mapping[str, Any] = fields.get("metadata") or {}
+        return _Failed(text, not_run=metadata.get("failure") == _NOT_RUN)
 
     async def aclose(self) -> None:
         """Close the session."""

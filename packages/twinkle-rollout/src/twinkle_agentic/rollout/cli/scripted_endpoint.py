@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +34,9 @@ class _Script(TypedDict):
 class ScriptedPolicy:
     """Looks up the task in its scripts and hands in one attempt after another.
 
+    It calls `submit_solution` where that is among the tools, else `run_python`, which tells nothing
+    of the tests: then it ends after the first attempt.
+
     Args:
         scripts: Task name -> its `attempts` (source code) and what comes `then`: `give_up` or
             `repeat`.
@@ -52,8 +56,15 @@ class ScriptedPolicy:
             )
         )
 
-    def reply(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the next assistant message of a conversation."""
+    def reply(
+        self, messages: list[dict[str, Any]], *, tool: str = "submit_solution"
+    ) -> dict[str, Any]:
+        """Return the next assistant message of a conversation.
+
+        Args:
+            messages: The conversation.
+            tool: What to hand in with.
+        """
         match = next(
             (m for message in messages if (m := _TASK.search(str(message.get("content"))))), None
         )
@@ -62,17 +73,27 @@ class ScriptedPolicy:
             return {"role": "assistant", "content": "The script has no such task."}
         handed_in = sum(message.get("role") == "tool" for message in messages)
         attempts = script["attempts"]
+        if tool != "submit_solution":
+            attempts = attempts[:1]
+            if handed_in and attempts:
+                return {"role": "assistant", "content": "That is my solution."}
         if handed_in < len(attempts):
-            return _submission(attempts[handed_in], handed_in)
+            return _call(tool, attempts[handed_in], handed_in)
         if script["then"] == "repeat" and attempts:
-            return _submission(attempts[-1], handed_in)
+            return _call(tool, attempts[-1], handed_in)
         return {"role": "assistant", "content": "I do not know how to solve this."}
 
 
-def _submission(code: str, number: int) -> dict[str, Any]:
-    function = {"name": "submit_solution", "arguments": json.dumps({"code": code})}
+def _call(tool: str, code: str, number: int) -> dict[str, Any]:
+    function = {"name": tool, "arguments": json.dumps({"code": code})}
     call = {"id": f"call_{number}", "type": "function", "function": function}
     return {"role": "assistant", "content": "Here is my solution.", "tool_calls": [call]}
+
+
+def _tool_of(request: dict[str, Any]) -> str:
+    """Choose the tool to hand in with."""
+    offered = {tool["function"]["name"] for tool in request.get("tools") or ()}
+    return "run_python" if offered and "submit_solution" not in offered else "submit_solution"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -95,12 +116,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {"error": {"message": f"no such path: {self.path}"}})
             return
         try:
-            messages = cast("list[dict[str, Any]]", json.loads(body)["messages"])
+            request = cast("dict[str, Any]", json.loads(body))
+            messages = cast("list[dict[str, Any]]", request["messages"])
+            tool = _tool_of(request)
         except (ValueError, KeyError, TypeError):
             self._answer(400, {"error": {"message": "the body must be JSON with `messages`"}})
             return
         time.sleep(self.delay_s)
-        message = self.policy.reply(messages)
+        message = self.policy.reply(messages, tool=tool)
         fault = self._next_fault() if self.faults else None
         if fault == "error_500":
             self._answer(500, {"error": {"message": "scripted failure"}})
@@ -161,6 +184,8 @@ def serve(port: int, *, faults: bool = False, delay_s: float = 0.0) -> None:
     fields = {"policy": ScriptedPolicy.packaged(), "faults": faults, "delay_s": delay_s}
     handler = type("Handler", (_Handler,), fields)
     with _Server(("127.0.0.1", port), handler) as server:
+        sys.stdout.write(f"scripted policy on http://127.0.0.1:{server.server_port}/v1\n")
+        sys.stdout.flush()
         server.serve_forever()
 
 
