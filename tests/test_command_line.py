@@ -241,9 +241,9 @@ def test_run_refuses_what_would_be_scored_wrong(
     assert (typo.returncode, "does not read the column 'tests'" in typo.stderr) == (2, True)
     absent = cli("run", "t.jsonl", "--env", "coding_env", "--model", "m", *model, cwd=tmp_path)
     assert (absent.returncode, "serves scripted-policy" in absent.stderr) == (2, True)
-    model[-1] = scripted_endpoint.url  # healthy, but no coding server
+    model[-1] = scripted_endpoint.url  # healthy, but no OpenEnv server
     other = cli("run", "t.jsonl", "--env", "coding_env", "--model", "m", *model, cwd=tmp_path)
-    assert (other.returncode, "coding server" in other.stderr) == (2, True)
+    assert (other.returncode, "a model endpoint answers there" in other.stderr) == (2, True)
     assert not (tmp_path / "runs").exists()
 
 
@@ -308,3 +308,35 @@ def test_doctor_tells_live_servers_from_dead_ones(
     dead = cli("doctor", *asked, "--model-url", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
     assert dead.returncode == 1
     assert "model endpoint" in dead.stdout
+
+
+@pytest.mark.parametrize("command", ["doctor", "run"])
+def test_a_model_url_without_its_v1_is_told_so(
+    tmp_path: Path, scripted_endpoint: ServerProcess, command: str
+) -> None:
+    (tmp_path / "t.jsonl").write_text('{"prompt": "x"}\n')
+    task = ["t.jsonl", "--env", "json:dumps", "--model", "m"] if command == "run" else []
+    done = cli(command, *task, "--model-url", scripted_endpoint.url, cwd=tmp_path)
+    assert done.returncode == (2 if command == "run" else 1), done.stdout
+    assert f"did you mean {scripted_endpoint.url}/v1?" in done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_doctor_says_what_it_found_where_another_kind_of_server_answers(
+    tmp_path: Path,
+    scripted_endpoint: ServerProcess,
+    coding_server: ServerProcess,
+    sandbox_server: ServerProcess,
+) -> None:
+    model = scripted_endpoint.url
+    for option, url, found in [
+        ("--model-url", coding_server.url, "an OpenEnv server answers there"),
+        ("--model-url", sandbox_server.url, "a sandbox server answers there"),
+        ("--openenv-url", model, "a model endpoint answers there"),
+        ("--openenv-url", f"{model}/v1", "a model endpoint answers there"),
+        ("--openenv-url", sandbox_server.url, "a sandbox server answers there"),
+        ("--sandbox-url", coding_server.url, "an OpenEnv server answers there"),
+        ("--sandbox-url", model, "a model endpoint answers there"),
+    ]:
+        done = cli("doctor", option, url, cwd=tmp_path)
+        assert (done.returncode, found in done.stdout) == (1, True), (option, url, done.stdout)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from twinkle_agentic.rollout.cli.doctor import doctor, module_origins
-from twinkle_agentic.rollout.cli.probes import probe_model, probe_openenv
+from twinkle_agentic.rollout.cli.probes import probe_model, probe_openenv, probe_sandboxes
 from twinkle_agentic.rollout.cli.servers import ServerProcess, free_port
 
 
@@ -57,3 +63,70 @@ def test_a_live_endpoint_is_ok_and_a_dead_one_is_exit_code_1() -> None:
 def test_a_url_that_is_none_is_an_answer_not_a_crash() -> None:
     assert not probe_openenv("nonsense").ok
     assert not probe_openenv("http://[::bad").ok
+
+
+@contextmanager
+def answering(routes: Mapping[str, tuple[int, Any]]) -> Generator[str, None, None]:
+    """Serve JSON for `METHOD path`, 404 for the rest; give the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, body = routes.get(f"{self.command} {self.path}", (404, {"detail": "no"}))
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_an_endpoint_without_a_list_of_models_is_known_by_its_completions(status: int) -> None:
+    with answering({"POST /v1/chat/completions": (status, {"error": "no messages"})}) as url:
+        probe = probe_model(f"{url}/v1")
+    assert (probe.ok, probe.models) == (True, ())
+    assert "/chat/completions" in probe.detail
+
+
+def test_a_server_with_neither_route_is_no_endpoint_but_a_run_may_try_it() -> None:
+    with answering({}) as url:
+        assert not (probe := probe_model(f"{url}/v1")).ok
+        assert "check the host, the port and the path" in probe.detail
+        assert probe_model(f"{url}/v1", lenient=True).ok
+
+
+@pytest.mark.parametrize("guarded", [(200, {"data": [{"id": "m"}]}), (401, {"error": "key"})])
+@pytest.mark.parametrize("lenient", [False, True])
+def test_the_list_below_v1_is_a_hint_with_a_key_or_without(
+    guarded: tuple[int, Any], lenient: bool
+) -> None:
+    with answering({"GET /v1/models": guarded}) as url:
+        probe = probe_model(f"{url}/", lenient=lenient)
+        assert not probe.ok
+        assert f"did you mean {url}/v1?" in probe.detail
+
+
+def test_a_wrong_key_is_no_wrong_url() -> None:
+    with answering({"GET /v1/models": (401, {}), "GET /v2/sandboxes?limit=1": (401, {})}) as url:
+        assert probe_model(f"{url}/v1").detail == "HTTP 401 from /models"
+        assert "E2B_API_KEY" in probe_sandboxes(url).detail
+
+
+def test_a_health_alone_makes_no_openenv_server() -> None:
+    with answering({"GET /health": (200, {"status": "ok"})}) as url:
+        probe = probe_openenv(url)
+    assert (probe.ok, "HTTP 404 from /schema" in probe.detail) == (False, True)

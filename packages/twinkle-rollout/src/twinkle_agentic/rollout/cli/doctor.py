@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from twinkle_agentic.rollout.cli.probes import Probe
@@ -71,8 +72,8 @@ def doctor(console: Console, *, probes: Sequence[Probe]) -> int:
     """Print versions, module origins and the answers of servers.
 
     Returns:
-        0 where nothing is wrong, 1 where a module comes from the wrong distribution or a server
-        does not answer.
+        0 where nothing is wrong, 1 where a module comes from the wrong distribution, or a server
+        does not answer or is of another kind.
     """
     console.print(f"Python {platform.python_version()} on {platform.platform()}, {sys.executable}")
     versions = Table("distribution", "version", title="Versions", title_justify="left")
@@ -106,8 +107,8 @@ def doctor(console: Console, *, probes: Sequence[Probe]) -> int:
         for probe in probes:
             servers.add_row(
                 probe.name,
-                probe.url,
-                probe.detail,
+                escape(probe.url),
+                escape(probe.detail),
                 f"{probe.seconds * 1000:.0f}",
                 style=None if probe.ok else "red",
             )

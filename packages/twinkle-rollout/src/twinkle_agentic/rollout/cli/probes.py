@@ -1,16 +1,21 @@
-"""Short questions to servers: is somebody there, and what does it say."""
+"""Short questions to servers: is somebody there, of the kind that was meant, and what it says."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from twinkle_agentic.tools.hosts import is_loopback
 
-__all__ = ["Probe", "probe_model", "probe_openenv", "probe_sandboxes"]
+__all__ = ["Probe", "probe_coding", "probe_model", "probe_openenv", "probe_sandboxes"]
+
+_SANDBOXES = "/v2/sandboxes?limit=1"
+_REFUSED = (401, 403)
+_NO_ROUTE = (404, 405, 501)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +25,8 @@ class Probe:
     Attributes:
         name: What was asked.
         url: Where.
-        ok: Whether it serves.
-        detail: What it said, or why not, in a few words.
+        ok: Whether it serves, as the kind of server that it was given as.
+        detail: What it said, or what was found in its place and what to do, in a few words.
         seconds: How long the answer took.
         models: What a model endpoint says that it serves; empty where it does not say.
     """
@@ -34,82 +39,218 @@ class Probe:
     models: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What came back for one path; the body is `None` where it is no JSON."""
+
+    path: str
+    status: int
+    body: object
+
+    @property
+    def good(self) -> bool:
+        return self.status < 400
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.body) if isinstance(self.body, dict) else {}
+
+    @property
+    def said(self) -> str:
+        return f"HTTP {self.status} from {self.path}"
+
+
+_Ask = Callable[..., _Answer]
+"""`ask(path, method="GET")`: raises what the HTTP client raises."""
+
+
 def probe_openenv(url: str, *, timeout_s: float = 5.0) -> Probe:
-    """Ask an OpenEnv server for its health."""
-    http = url.replace("ws://", "http://", 1).replace("wss://", "https://", 1)
-    return _probe("OpenEnv server", http, "/health", timeout_s=timeout_s)
+    """Ask an OpenEnv server for its health, and for its schema: other servers have a health too."""
+
+    def check(ask: _Ask) -> tuple[bool, str]:
+        health = ask("/health")
+        if not health.good:
+            return False, _other(ask, health, "OpenEnv server")
+        schema = ask("/schema")
+        if not _is_openenv(schema):
+            return False, _other(ask, schema, "OpenEnv server")
+        return True, str(health.fields.get("status") or f"HTTP {health.status}")
+
+    return _probe("OpenEnv server", _http(url), check, timeout_s=timeout_s)
 
 
 def probe_coding(url: str, *, timeout_s: float = 5.0) -> Probe:
     """Ask an OpenEnv server whether its actions are code, as those of a coding server are."""
-    http = url.replace("ws://", "http://", 1).replace("wss://", "https://", 1)
 
-    def takes_code(body: Any) -> str | None:
-        names: Any = body.get("action", {}).get("properties", {})
-        return None if "code" in names else f"its action has {', '.join(names)}, not code"
+    def check(ask: _Ask) -> tuple[bool, str]:
+        answer = ask("/schema")
+        if not _is_openenv(answer):
+            return False, _other(ask, answer, "coding server")
+        names: Any = answer.fields["action"].get("properties", {})
+        if "code" in names:
+            return True, "its action is code"
+        return False, f"its action has {', '.join(names)}, not code"
 
-    return _probe("coding server", http, "/schema", timeout_s=timeout_s, check=takes_code)
+    return _probe("coding server", _http(url), check, timeout_s=timeout_s)
 
 
-def probe_model(url: str, *, api_key: str | None = None, timeout_s: float = 5.0) -> Probe:
+def probe_model(
+    url: str, *, api_key: str | None = None, timeout_s: float = 5.0, lenient: bool = False
+) -> Probe:
     """Ask a chat-completions endpoint for its models.
 
-    An endpoint without that route still serves: any answer below 500 but 401 and 403 counts.
+    An endpoint without a list of them serves too, where it has the route of completions: a request
+    without a body, which no model answers, tells.
+
+    Args:
+        url: Its base URL, with the `/v1` where it has one.
+        api_key: Its key.
+        timeout_s: Seconds for each answer.
+        lenient: Take also an endpoint that is not known by either route, unless it serves under
+            `/v1`: the answer to a request without a body is up to the endpoint.
     """
+    found: list[str] = []
+
+    def check(ask: _Ask) -> tuple[bool, str]:
+        answer = ask("/models")
+        if (models := _models(answer)) is not None:
+            found.extend(models)
+            return True, f"models: {', '.join(found[:3])}" if found else "an empty list of models"
+        if _fails(answer):
+            return False, answer.said
+        below = _try(ask, "/v1/models")
+        # An endpoint may guard only what is under /v1; one that guards all has refused above.
+        if below and (_models(below) is not None or below.status in _REFUSED):
+            return False, f"{answer.said}: did you mean {url.rstrip('/')}/v1?"
+        if lenient:
+            return True, answer.said
+        completions = _try(ask, "/chat/completions", method="POST")
+        if completions is None or completions.good or completions.status in _NO_ROUTE:
+            return False, _other(ask, answer, "model endpoint")
+        if _fails(completions):
+            return False, completions.said
+        return True, f"lists no models ({answer.said}), has /chat/completions"
+
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return _probe(
-        "model endpoint", url, "/models", timeout_s=timeout_s, headers=headers, lenient=True
-    )
+    return _probe("model endpoint", url, check, timeout_s=timeout_s, headers=headers, models=found)
 
 
 def probe_sandboxes(url: str, *, api_key: str | None = None, timeout_s: float = 5.0) -> Probe:
     """Ask a sandbox server for its list of sandboxes, which also checks the key."""
-    return _probe(
-        "sandbox server",
-        url,
-        "/v2/sandboxes?limit=1",
-        timeout_s=timeout_s,
-        headers={"X-API-Key": api_key or "dummy"},
-    )
+
+    def check(ask: _Ask) -> tuple[bool, str]:
+        answer = ask(_SANDBOXES)
+        if answer.good and isinstance(answer.body, list):
+            return True, f"HTTP {answer.status}"
+        if answer.status in _REFUSED:
+            return False, f"{answer.said}: set E2B_API_KEY to its key"
+        return False, _other(ask, answer, "sandbox server")
+
+    headers = {"X-API-Key": api_key or "dummy"}
+    return _probe("sandbox server", url, check, timeout_s=timeout_s, headers=headers)
 
 
 def _probe(
     name: str,
     url: str,
-    path: str,
+    check: Callable[[_Ask], tuple[bool, str]],
     *,
     timeout_s: float,
     headers: dict[str, str] | None = None,
-    lenient: bool = False,
-    check: Callable[[Any], str | None] | None = None,
+    models: list[str] | None = None,
 ) -> Probe:
     import httpx  # 0.15 s to import; only the commands that ask need it
 
     start = time.monotonic()
-
-    def answer(ok: bool, detail: str, models: tuple[str, ...] = ()) -> Probe:
-        seconds = time.monotonic() - start
-        return Probe(name=name, url=url, ok=ok, detail=detail, seconds=seconds, models=models)
-
     try:
-        loopback = is_loopback(urlsplit(url).hostname)
-        with httpx.Client(timeout=timeout_s, trust_env=not loopback) as client:
-            response = client.get(url.rstrip("/") + path, headers=headers)
+        with _asking(url, timeout_s=timeout_s, headers=headers) as ask:
+            ok, detail = check(ask)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return answer(False, f"{type(error).__name__}: {error}")
-    status = response.status_code
-    if status >= 400 and not (lenient and status < 500 and status not in (401, 403)):
-        return answer(False, f"HTTP {status}")
+        ok, detail = False, f"{type(error).__name__}: {error}"
+    return Probe(
+        name=name,
+        url=url,
+        ok=ok,
+        detail=detail,
+        seconds=time.monotonic() - start,
+        models=tuple(models or ()),
+    )
+
+
+@contextmanager
+def _asking(
+    url: str, *, timeout_s: float, headers: dict[str, str] | None
+) -> Generator[_Ask, None, None]:
+    import httpx
+
+    loopback = is_loopback(urlsplit(url).hostname)
+    with httpx.Client(timeout=timeout_s, trust_env=not loopback, headers=headers) as client:
+
+        def ask(path: str, *, method: str = "GET") -> _Answer:
+            body: dict[str, Any] | None = {} if method == "POST" else None
+            response = client.request(method, url.rstrip("/") + path, json=body)
+            try:
+                return _Answer(path, response.status_code, response.json())
+            except ValueError:
+                return _Answer(path, response.status_code, None)
+
+        yield ask
+
+
+def _try(ask: _Ask, path: str, *, method: str = "GET") -> _Answer | None:
+    """Ask a further question, of which nothing hangs."""
+    import httpx
+
     try:
-        body: Any = response.json()
-    except ValueError:
-        body = None
-    fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-    if check is not None and (wrong := check(fields)) is not None:
-        return answer(False, wrong)
-    entries: Any = fields.get("data")
-    listed = cast("list[dict[str, Any]]", entries) if isinstance(entries, list) else []
-    models = tuple(str(model.get("id")) for model in listed)
-    if models:
-        return answer(True, f"models: {', '.join(models[:3])}", models)
-    return answer(True, str(fields.get("status") or f"HTTP {status}"))
+        return ask(path, method=method)
+    except httpx.HTTPError:
+        return None
+
+
+def _other(ask: _Ask, answer: _Answer, wanted: str) -> str:
+    """Say what serves in place of the server that was meant, and what to do."""
+    found = _kind(ask, refuses_all=answer.status in _REFUSED)
+    if found is None or wanted in found:
+        return f"{answer.said}, so it is no {wanted}: check the host, the port and the path"
+    return f"{answer.said}: {found} answers there, give the URL of the {wanted}"
+
+
+def _kind(ask: _Ask, *, refuses_all: bool) -> str | None:
+    schema = _try(ask, "/schema")
+    if schema is not None and _is_openenv(schema):
+        return "an OpenEnv server"
+    for path in ("/models", "/v1/models"):
+        listed = _try(ask, path)
+        if listed is not None and _models(listed) is not None:
+            return "a model endpoint"
+    sandboxes = _try(ask, _SANDBOXES)
+    if sandboxes is None:
+        return None
+    refused = sandboxes.status in _REFUSED and not refuses_all
+    lists = sandboxes.good and isinstance(sandboxes.body, list)
+    return "a sandbox server" if refused or lists else None
+
+
+def _fails(answer: _Answer) -> bool:
+    """Whether the server is in trouble or wants another key, whatever its kind."""
+    return answer.status in _REFUSED or (answer.status >= 500 and answer.status not in _NO_ROUTE)
+
+
+def _is_openenv(schema: _Answer) -> bool:
+    return schema.good and isinstance(schema.fields.get("action"), dict)
+
+
+def _models(answer: _Answer) -> list[str] | None:
+    """Return the names in a list of models, `None` where the answer is none.
+
+    The list is `data` of an object, as OpenAI has it, or the whole answer, as some gateways do.
+    """
+    entries: object = answer.fields.get("data", answer.body)
+    if not answer.good or not isinstance(entries, list):
+        return None
+    found = cast("list[Any]", entries)
+    return [str(cast("dict[str, Any]", m).get("id")) for m in found if isinstance(m, dict)]
+
+
+def _http(url: str) -> str:
+    return url.replace("ws://", "http://", 1).replace("wss://", "https://", 1)

@@ -56,7 +56,7 @@ def run(console: Console, options: RunOptions) -> int:
         _require(probe_openenv(choice.url), "--base-url")
         if choice.runs_code:
             _require(probe_coding(choice.url), "--base-url")
-    model = probe_model(options.model_url, api_key=options.api_key)
+    model = probe_model(options.model_url, api_key=options.api_key, lenient=True)
     _require(model, "--model-url")
     if model.models and options.model not in model.models:
         raise RefusedError(
