@@ -83,7 +83,8 @@ class APIMultiTurnRollout(Rollout):
             `tool_manager`.
         reset_observation: Where a non-empty observation of `reset` goes: `append` to the last user
             message (a message of its own where the last is none), `message` for a user message of
-            its own, `ignore`.
+            its own, `ignore`. The `info` of `reset` is not kept; what an OpenEnv server leaves open
+            in it (`reset_unverified`) is explained at `OpenEnvClient`.
         deadline_s: Limit of one trajectory, from making its env to the last tool result; `None` for
             none. What was earned is kept. Scoring and closing follow, within limits of their own.
         max_trajectory_tokens: Ends a trajectory (`length`) whose prompt and replies reach this many

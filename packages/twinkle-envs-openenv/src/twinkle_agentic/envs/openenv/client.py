@@ -86,7 +86,9 @@ class OpenEnvClient(Adapter):
         max_observation_chars: Characters kept of an observation, head and tail; `None` keeps all.
         reset_keys: Keys of `user_data` offered to the server's `reset`; `None` offers all.
         strict_reset: Fail a reset whose `episode_id` the environment provably ignored. Whatever
-            else cannot be verified is listed in `info["reset_unverified"]`.
+            else cannot be verified is listed in `info["reset_unverified"]`: sent, but the server's
+            state does not show it, and a server drops without a word what its environment does not
+            take. Nothing is to be done where the environment documents the argument.
 
     Raises:
         ValueError: `env_name` and `env_cls` both or neither; no or a bad address; a limit out of

@@ -49,12 +49,15 @@ class EnvPool(BatchCalls):
     that fails, hangs or loses its worker fails alone: its results say so (`done=True`,
     `info["error"]`, `info["error_kind"]`) until its next `reset`, which gives it a new environment;
     Ray restarts a worker that died. Thread-safe, one caller per slot at a time; not picklable.
-    Close it, or use it in `with`.
+    Close it, or use it in `with`. For a rollout: `env_factory=lambda trajectory: pool.lease()`, and
+    `"tools": "auto"` among `env_kwargs`.
 
     Args:
         pool_size: Number of slots.
         device_mesh: Anything with `world_size`, which is the number of workers.
-        env_kwargs: Arguments of each environment, by default those of the embedded `OpenEnv`.
+        env_kwargs: Arguments of each environment, by default those of the embedded `OpenEnv`. Its
+            `tools` are none unless asked for, and a model then sees one `env_action` without
+            parameters; `"tools": "auto"` makes them from the Action's fields or the MCP tools.
         num_workers: Number of Ray workers where there is no mesh. 0, the default, keeps the
             environments in this process, without Ray.
         env_factory: What makes an environment: an `Env` subclass, a callable or
@@ -90,7 +93,8 @@ class EnvPool(BatchCalls):
             `env_kwargs`.
 
     Example:
-        >>> with EnvPool(64, env_kwargs={"env_name": "word_game_env"}, num_workers=2) as pool:
+        >>> kwargs = {"env_name": "word_game_env", "tools": "auto"}
+        >>> with EnvPool(64, env_kwargs=kwargs, num_workers=2) as pool:
         ...     results = pool.reset_batch(range(64))
         ...     envs = pool.get_adapters(64)
     """
