@@ -136,8 +136,24 @@ def run(
 ) -> None:
     """Roll out your own tasks with your own model and environment.
 
-    Columns of a task: `prompt` or `messages`; `id`, `system`, `tests`, `seed`, `user_data`. The
-    file is checked whole, and the servers are asked whether they are there, before anything starts.
+    A task is one JSON object a line, for example
+
+    {"prompt": "Write add(a, b) ...", "tests": "assert add(2, 3) ==
+    5"}
+
+    Columns: `prompt` (the user message) or `messages` (the whole conversation);
+    `system`, a system message before it; `tests`, Python source with assert
+    statements, which the model does not see; `seed`, for the reset of the
+    environment; `id`, by default the line number; `user_data`, an object
+    offered to the reset and kept in the output.
+
+    With `--env coding_env` the model gets run_python(code), without reward, and
+    submit_solution(code), which runs the code and then `tests`: all pass is
+    reward 1.0 and the end. Else it gets the tools of the server, or of your
+    Env.
+
+    The file is checked whole, and the servers are asked whether they are there,
+    before anything starts.
     """
     from twinkle_agentic.rollout.cli.run import RunOptions
     from twinkle_agentic.rollout.cli.run import run as run_tasks
