@@ -288,6 +288,8 @@ def test_sweep_ends_what_a_killed_trainer_left(
         assert sandbox_id
         spared = cli("sweep", "--api-url", url, cwd=tmp_path)
         assert "its trainer runs on this host" in spared.stdout
+        live = cli("sweep", "--api-url", url, "--include-live", "--dry-run", cwd=tmp_path)
+        assert "its trainer runs on this host, and include_live is set" in live.stdout
         trainer.send_signal(signal.SIGKILL)
     dry = cli("sweep", "--api-url", url, "--dry-run", cwd=tmp_path)
     assert sandbox_id in dry.stdout

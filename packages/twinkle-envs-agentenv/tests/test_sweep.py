@@ -87,7 +87,30 @@ def test_running_trainers_only_when_told(server: Any, make_env: Any) -> None:
     env = make_env(run="mine")
     env.reset()
     assert sweep(api_url=server.url, run="mine").killed == []
-    assert sweep(api_url=server.url, run="mine", include_live=True).killed == [env.sandbox_id]
+    report = sweep(api_url=server.url, run="mine", include_live=True)
+    assert report.killed == [env.sandbox_id]
+    assert report.reasons == {
+        env.sandbox_id: "its trainer runs on this host, and include_live is set"
+    }
+
+
+def test_each_kill_has_its_true_reason(server: Any, orphans: Any, make_env: Any) -> None:
+    mine = make_env()
+    mine.reset()
+    server.sandboxes[orphans[0]].body["metadata"]["twinkle-host"] = "elsewhere"
+    server.fault("DELETE", f"/sandboxes/{orphans[2]}", status=500, body="broken", times=99)
+    dry = sweep(api_url=server.url, include_live=True, dry_run=True)
+    assert dry.reasons == {
+        orphans[0]: "its trainer is on another host, and include_live is set",
+        orphans[1]: "its trainer is gone",
+        orphans[2]: "its trainer is gone",
+        mine.sandbox_id: "its trainer runs on this host, and include_live is set",
+    }
+    done = sweep(api_url=server.url, older_than_s=1)
+    assert done.reasons == {
+        orphans[0]: "its trainer is on another host, and older_than_s names it",
+        orphans[1]: "its trainer is gone",
+    }
 
 
 def test_a_dry_run_kills_nothing(server: Any, orphans: Any) -> None:

@@ -29,12 +29,14 @@ class SweepReport:
     Attributes:
         found: Sandboxes that carry our label (and the run's, where one was asked for).
         killed: Ids of those that are gone now.
+        reasons: Id to the reason, of those in `killed`.
         spared: Id to the reason, of those that were left alone.
         failed: Id to the error, of those that could not be killed.
     """
 
     found: int = 0
     killed: list[str] = field(default_factory=list[str])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
     spared: dict[str, str] = field(default_factory=dict[str, str])
     failed: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -79,16 +81,13 @@ def sweep(
     )
     params = connection.params()
     report = SweepReport()
-    doomed: list[str] = []
+    doomed: dict[str, str] = {}
     for info in _ours(connection, params, run):
         report.found += 1
-        reason = _reason_to_spare(info, run, older_than_s, include_live)
-        if reason is None:
-            doomed.append(info.sandbox_id)
-        else:
-            report.spared[info.sandbox_id] = reason
+        dies, reason = _verdict(info, run, older_than_s, include_live)
+        (doomed if dies else report.spared)[info.sandbox_id] = reason
     if dry_run:
-        report.killed = doomed
+        report.killed, report.reasons = list(doomed), doomed
         return report
 
     def kill(sandbox_id: str) -> str | None:
@@ -103,6 +102,7 @@ def sweep(
         for sandbox_id, trouble in zip(doomed, threads.map(kill, doomed), strict=True):
             if trouble is None:
                 report.killed.append(sandbox_id)
+                report.reasons[sandbox_id] = doomed[sandbox_id]
             else:
                 report.failed[sandbox_id] = trouble
     return report
@@ -137,20 +137,24 @@ def _ours(connection: Connection, params: dict[str, Any], run: str | None) -> It
     ]
 
 
-def _reason_to_spare(
+def _verdict(
     info: SandboxInfo, run: str | None, older_than_s: float | None, include_live: bool
-) -> str | None:
+) -> tuple[bool, str]:
+    """Return whether a sandbox is to be killed, and why or why not."""
     age_s = (datetime.datetime.now(datetime.UTC) - _aware(info.started_at)).total_seconds()
     if older_than_s is not None and age_s <= older_than_s:
-        return f"started {age_s:.0f} s ago"
+        return False, f"started {age_s:.0f} s ago"
     lives = labels.owner_lives(info.metadata)
-    if include_live or lives is False:
-        return None
+    if lives is False:
+        return True, "its trainer is gone"
+    where = "its trainer runs on this host" if lives else "its trainer is on another host"
+    if include_live:
+        return True, f"{where}, and include_live is set"
     if lives:
-        return "its trainer runs on this host"
+        return False, where
     if run is None and older_than_s is None:
-        return "its trainer is on another host: name it with run or older_than_s"
-    return None
+        return False, f"{where}: name it with run or older_than_s"
+    return True, f"{where}, and {'older_than_s' if run is None else 'run'} names it"
 
 
 def _aware(moment: datetime.datetime) -> datetime.datetime:

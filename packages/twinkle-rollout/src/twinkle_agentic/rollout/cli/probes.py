@@ -53,7 +53,8 @@ class _Answer:
 
     @property
     def fields(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", self.body) if isinstance(self.body, dict) else {}
+        body: Any = self.body
+        return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
 
     @property
     def said(self) -> str:

@@ -50,7 +50,8 @@ def sweep(
         raise RefusedError(str(error)) from error
     table = Table("sandbox", "what", "why")
     for sandbox_id in report.killed:
-        table.add_row(sandbox_id, "would be killed" if dry_run else "killed", "its trainer is gone")
+        what = "would be killed" if dry_run else "killed"
+        table.add_row(sandbox_id, what, report.reasons[sandbox_id])
     for sandbox_id, reason in report.spared.items():
         table.add_row(sandbox_id, "spared", reason)
     for sandbox_id, error in report.failed.items():
