@@ -1,13 +1,13 @@
 """An agent fixes failing test-suites, each in a sandbox of its own, 32 episodes at once.
 
-    python cookbook/rl/agents/fix_tests.py
+    uv run python cookbook/rl/agents/fix_tests.py
 
 starts the local sandbox server, and A SCRIPTED POLICY PLAYS THE MODEL: it reads the code, runs the
 tests, writes a prepared patch and runs them again; some of its patches are wrong on purpose, so
 that both rewards occur. Give `--base-url` (and `--model`) for a model of your own, and `--api-url`
 for an AgentENV server; its template needs bash and Python 3, nothing else.
 
-Needs: pip install twinkle-rollout twinkle-envs-agentenv twinkle-sandbox-server
+Needs, outside a clone: pip install twinkle-rollout twinkle-envs-agentenv twinkle-sandbox-server
 """
 
 from __future__ import annotations
