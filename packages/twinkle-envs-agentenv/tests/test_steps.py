@@ -92,6 +92,18 @@ def test_lone_surrogates_can_be_written_and_run(env: Any) -> None:
         ("run_command", {"command": "echo a\0b"}, "NUL"),
         ("run_command", {"command": "#" * 140_000}, "write it to a file"),
         ("run_command", "ls", "must be an object, found str"),
+        ("run_command", {"command": "ls", "timeout": "soon"}, "a timeout must be a number"),
+        (
+            "run_command",
+            {"command": "ls", "env": {}, "user": "x"},
+            "'run_command' takes no 'env', 'user': it takes 'command', 'cwd', 'timeout'",
+        ),
+        (
+            "write_file",
+            {"path": "/x", "content": "x", "mode": "a"},
+            "'write_file' takes no 'mode': it takes 'path', 'content'",
+        ),
+        ("read_file", {"path": "/x", "offset": 1}, "takes no 'offset': it takes 'path'"),
         ("write_file", {"path": "/x"}, "argument 'content' must be text"),
         ("write_file", {"path": "", "content": "x"}, "'path' is empty"),
         ("read_file", {"path": "/missing"}, "does not exist"),
@@ -159,10 +171,28 @@ def test_a_background_process_that_holds_the_output_is_explained(make_env: Any) 
     assert free.observation == "begun"
 
 
-def test_command_timeout_reaches_the_server(server: Any, env: Any) -> None:
-    env.step("run_command", {"command": "true", "timeout": 9999})
+def test_a_step_may_ask_for_less_time(env: Any) -> None:
+    result = env.step("run_command", {"command": "echo begun; sleep 60", "timeout": 1})
+    assert result.observation == "begun\n[killed: no end within 1 s]"
+    assert (result.done, result.error, result.info["timed_out"]) == (False, None, True)
+
+
+def test_arguments_that_are_refused_do_nothing(env: Any) -> None:
+    env.step("write_file", {"path": "/kept", "content": "old"})
+    env.step("write_file", {"path": "/kept", "content": "new", "mode": "a"})
+    assert env.step("read_file", {"path": "/kept"}).observation == "old"
+
+
+@pytest.mark.parametrize("timeout", [9999, None])
+def test_a_step_gets_no_more_time_than_command_timeout(
+    server: Any, env: Any, timeout: float | None
+) -> None:
+    env.step("run_command", {"command": "true", "timeout": timeout})
     starts = [r for r in server.requests if r[1] == "/process.Process/Start"]
     assert starts[-1][2]["connect-timeout-ms"] == "20000"
+
+
+def test_command_timeout_reaches_the_server(server: Any, env: Any) -> None:
     env.run_command({"command": "true", "timeout": 33})
     starts = [r for r in server.requests if r[1] == "/process.Process/Start"]
     assert starts[-1][2]["connect-timeout-ms"] == "33000"

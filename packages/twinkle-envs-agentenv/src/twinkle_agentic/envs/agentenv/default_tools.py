@@ -8,7 +8,7 @@ from typing import Any
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
 from twinkle_agentic.tools.types import ToolInfo
 
-__all__ = ["DEFAULT_TOOLS", "seconds_argument", "text_argument"]
+__all__ = ["DEFAULT_TOOLS", "refuse_unknown", "seconds_argument", "text_argument"]
 
 
 def _tool(name: str, description: str, **properties: str) -> ToolInfo:
@@ -47,6 +47,28 @@ DEFAULT_TOOLS: dict[str, ToolInfo] = {
     ),
 }
 """Definitions by name."""
+
+_TAKES: dict[str, tuple[str, ...]] = {
+    # `timeout` is not offered, for the limit is the user's; an action that gives it is obeyed.
+    "run_command": ("command", "cwd", "timeout"),
+    "write_file": ("path", "content"),
+    "read_file": ("path",),
+}
+
+
+def refuse_unknown(tool_name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that a default tool does not take: without them it would do another thing.
+
+    Raises:
+        ToolFaultError: There is one; the text names what the tool takes.
+    """
+    takes = _TAKES[tool_name]
+    unknown = [name for name in arguments if name not in takes]
+    if unknown:
+        raise ToolFaultError(
+            f"{tool_name!r} takes no {', '.join(map(repr, unknown))}: "
+            f"it takes {', '.join(map(repr, takes))}"
+        )
 
 
 def text_argument(

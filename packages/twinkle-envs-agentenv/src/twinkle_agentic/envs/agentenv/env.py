@@ -15,7 +15,12 @@ from twinkle_agentic.envs.agentenv import labels
 from twinkle_agentic.envs.agentenv.access import SandboxAccess
 from twinkle_agentic.envs.agentenv.command_tool import CommandTemplate
 from twinkle_agentic.envs.agentenv.connection import Connection
-from twinkle_agentic.envs.agentenv.default_tools import DEFAULT_TOOLS, text_argument
+from twinkle_agentic.envs.agentenv.default_tools import (
+    DEFAULT_TOOLS,
+    refuse_unknown,
+    seconds_argument,
+    text_argument,
+)
 from twinkle_agentic.envs.agentenv.errors import (
     CommandBrokenError,
     SandboxRefusedError,
@@ -272,7 +277,8 @@ class AgentEnv(SandboxAccess, Env):
 
         Args:
             tool_name: A name from `tools()`.
-            arguments: Its arguments.
+            arguments: Its arguments. Those of `run_command` may hold a `timeout` in seconds, at
+                most `command_timeout`. A default tool refuses an argument that it does not take.
 
         Returns:
             At most 32,768 characters of observation, head and tail, and a reward of 0.0 with
@@ -408,8 +414,13 @@ class AgentEnv(SandboxAccess, Env):
         return StepResult.scored(self._run_default(tool_name, values), None)
 
     def _run_default(self, tool_name: str, arguments: dict[str, Any]) -> str:
+        refuse_unknown(tool_name, arguments)
         if tool_name == "run_command":
-            return self.run_command({**arguments, "timeout": None})
+            wanted = arguments.get("timeout")
+            limit_s = self._spec.command_timeout_s
+            if wanted is not None:  # a model may have less time than the user allows, never more
+                limit_s = min(limit_s, seconds_argument(wanted))
+            return self.run_command({**arguments, "timeout": limit_s})
         path = text_argument(arguments, "path")
         if tool_name == "read_file":
             return to_text(self.read_file(path).decode("utf-8", "replace"))
