@@ -610,7 +610,7 @@ def test_a_subclass_adds_to_the_trace(
     template: Template, echo: ToolManager, tmp_path: Path
 ) -> None:
     class Annotated(MultiTurnRollout):
-        def _build_trace_record(self, traj: Any, *, idx: int, success: bool) -> dict[str, Any]:
+        def _build_trace_record(self, traj: Any, *, idx: int, success: Any) -> dict[str, Any]:
             record = super()._build_trace_record(traj, idx=idx, success=success)
             return {**record, "place": idx}
 

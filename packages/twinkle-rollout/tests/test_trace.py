@@ -5,7 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.errors import SandboxLostError
 from twinkle_agentic.rollout import APIMultiTurnRollout
+from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.tools import ToolManager
 
 
@@ -31,7 +36,7 @@ def test_each_trajectory_gets_a_file_of_its_own(
     files = sorted((tmp_path / "traces").iterdir())
     assert sorted(o["trace_path"] for o in outs) == [str(f) for f in files]
     assert len(files) == 5
-    assert all(f.name.startswith("step000003-fail-same_id-") for f in files)
+    assert all(f.name.startswith("step000003-unscored-same_id-") for f in files)
     record = json.loads(Path(outs[2]["trace_path"]).read_text())
     assert record["trajectory"]["messages"] == outs[2]["messages"]
     assert (record["ground_truth"], record["stop_reason"], record["turns"]) == ("7", "stop", 2)
@@ -78,6 +83,62 @@ def test_callbacks_choose_the_files_and_their_names(
         success_callback=hello_2,
     )(prompts(3))
     assert sorted(f.name.split("-")[0] for f in tmp_path.iterdir()) == ["fail", "ok"]
+
+
+class OneStep(Env):
+    """Over after one step, which earns `reward`; without one, the step is not judged."""
+
+    def __init__(self, reward: float | None, *, breaks: bool = False) -> None:
+        self.reward, self.breaks = reward, breaks
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        return StepResult()
+
+    def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
+        if self.breaks:
+            raise SandboxLostError("gone")
+        return StepResult.scored("seen", self.reward, done=True)
+
+    def tools(self) -> list[Any]:
+        parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
+        return [{"type": "function", "function": {"name": "echo", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize(
+    ("env", "word", "success"),
+    [
+        (OneStep(1.0), "ok", True),
+        (OneStep(0.25), "ok", True),
+        (OneStep(0.0), "fail", False),
+        (OneStep(-1.0), "fail", False),
+        (OneStep(1.0, breaks=True), "fail", False),
+    ],
+)
+def test_without_a_callback_the_reward_names_the_file(
+    api: Any, tmp_path: Path, env: OneStep, word: str, success: bool
+) -> None:
+    def make(_: Any) -> Env:
+        return env
+
+    rollout_of(api("always"), env_factory=make, trace_dir=tmp_path)(prompts(1))
+    (file,) = tmp_path.iterdir()
+    assert file.name.split("-")[0] == word
+    assert json.loads(file.read_text())["success"] is success
+
+
+def test_what_nothing_judged_is_neither_a_success_nor_a_failure(
+    api: Any, echo: ToolManager, tmp_path: Path
+) -> None:
+    rollout_of(api("answer"), echo, trace_dir=tmp_path)(prompts(1))
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("unscored-same_id-")
+    assert json.loads(file.read_text())["success"] is None
+
+
+def test_a_trajectory_that_earned_something_and_then_broke_is_no_success(tmp_path: Path) -> None:
+    broken: dict[str, Any] = {"messages": [], "reward": 0.5, "error": "TimeoutError: no answer"}
+    path, problem = TraceWriter(tmp_path).write(broken, position=0)
+    assert (Path(str(path)).name.split("-")[0], problem) == ("fail", None)
 
 
 def test_a_trace_that_cannot_be_written_is_reported(

@@ -78,7 +78,9 @@ class APIMultiTurnRollout(Rollout):
         extra_body: Merged into each request.
         trace_dir: Folder for one JSON file per trajectory, written when it ends.
         trace_callback: Says of a finished trajectory whether to write its trace.
-        success_callback: Says whether it is a success, for the name of the file.
+        success_callback: Says whether it is a success, for the name of the file (`ok-`, `fail-`);
+            by default a positive reward without an error is one, and what has neither is
+            `unscored-`.
         env_factory: `trajectory -> env`, plain (run in a thread) or a coroutine function; excludes
             `tool_manager`.
         reset_observation: Where a non-empty observation of `reset` goes: `append` to the last user

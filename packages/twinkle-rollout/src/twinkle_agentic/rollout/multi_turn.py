@@ -63,7 +63,9 @@ class MultiTurnRollout(Rollout):
             the tool messages.
         trace_dir: Folder for one JSON file per trajectory.
         trace_callback: Says of a finished trajectory whether to write its trace.
-        success_callback: Says whether it is a success, for the name of the file.
+        success_callback: Says whether it is a success, for the name of the file (`ok-`, `fail-`);
+            by default a positive reward without an error is one, and what has neither is
+            `unscored-`.
         env_factory: `trajectory -> env`, plain (run in a thread) or a coroutine function; excludes
             `tool_manager`.
         reset_observation: Where a non-empty observation of `reset` goes: `append` to the last user
@@ -221,7 +223,7 @@ class MultiTurnRollout(Rollout):
         ]
 
     def _build_trace_record(
-        self, traj: dict[str, Any], *, idx: int, success: bool
+        self, traj: dict[str, Any], *, idx: int, success: bool | None
     ) -> dict[str, Any]:
         """Make what is written of a trajectory; a subclass may add to it."""
         return trace_record(traj, idx=idx, success=success)

@@ -42,8 +42,9 @@ class TraceWriter:
     Args:
         trace_dir: The folder; made if absent.
         trace_callback: Says of a finished trajectory whether to write it; by default all.
-        success_callback: Says whether it is a success, for the `ok-` or `fail-` in the name; by
-            default none is.
+        success_callback: Says whether it is a success, for the `ok-` or `fail-` in the name. By
+            default a positive reward is one, an error or another reward is none, and a trajectory
+            with neither error nor reward is `unscored-`.
         build_record: Makes what is written, in place of `trace_record`.
     """
 
@@ -83,7 +84,8 @@ class TraceWriter:
         try:
             if self.trace_callback is not None and not self.trace_callback(trajectory):
                 return None, None
-            success = self.success_callback is not None and bool(self.success_callback(trajectory))
+            judge = self.success_callback
+            success = _judged(trajectory) if judge is None else bool(judge(trajectory))
             path = self.trace_dir / _name(trajectory, position, global_step, success)
             record = self._build_record(trajectory, idx=position, success=success)
             if raw_replies:
@@ -97,13 +99,13 @@ class TraceWriter:
             return None, problem
 
 
-def trace_record(trajectory: dict[str, Any], *, idx: int, success: bool) -> dict[str, Any]:
+def trace_record(trajectory: dict[str, Any], *, idx: int, success: bool | None) -> dict[str, Any]:
     """Make what is written of a trajectory.
 
     Args:
         trajectory: Finished.
         idx: Its place in the batch.
-        success: Whether `success_callback` calls it one.
+        success: Whether it is one, `None` where nothing judged it.
     """
     record = {
         "trajectory": {k: v for k, v in trajectory.items() if k not in _LEFT_OUT},
@@ -118,15 +120,23 @@ def trace_record(trajectory: dict[str, Any], *, idx: int, success: bool) -> dict
     return record
 
 
+def _judged(trajectory: Mapping[str, Any]) -> bool | None:
+    if trajectory.get("error"):
+        return False
+    reward = trajectory.get("reward")
+    return None if reward is None else bool(reward > 0)
+
+
 def _name(
-    trajectory: Mapping[str, Any], position: int, global_step: int | None, success: bool
+    trajectory: Mapping[str, Any], position: int, global_step: int | None, success: bool | None
 ) -> str:
     data = user_data_of(trajectory)
     named = {**data, **({"id": trajectory["id"]} if trajectory.get("id") else {})}
     given = next((named[k] for k in ("id", "prompt_id") if named.get(k) not in (None, "")), "")
     label = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(given))[:64]
     step = "" if global_step is None else f"step{int(global_step):06d}-"
-    parts = ["ok" if success else "fail", *([label] if label else []), f"{position:05d}"]
+    word = "unscored" if success is None else "ok" if success else "fail"
+    parts = [word, *([label] if label else []), f"{position:05d}"]
     # Trajectories of one prompt share its id, and several rollouts may share the folder.
     return f"{step}{'-'.join(parts)}-{uuid.uuid4().hex[:8]}.json"
 
