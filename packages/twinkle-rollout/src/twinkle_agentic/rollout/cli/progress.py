@@ -23,6 +23,7 @@ from rich.progress import (
 __all__ = ["ProgressBar", "ProgressLines", "RunProgress", "make_progress"]
 
 _INTERVAL_S = 30.0  # often enough for a log file to show that the job lives
+_GAP_S = 2.0  # quick trajectories must not fill the log with lines of the same second
 _TENTHS = 10
 
 
@@ -98,12 +99,14 @@ class ProgressLines:
     """A line at the start, after each tenth of the trajectories, and after `interval_s` without.
 
     So a run writes two lines a minute and eleven more at most, and its log shows that it lives also
-    while no trajectory ends.
+    while no trajectory ends. Where tenths follow each other faster than `gap_s`, one line stands
+    for several; the last one comes at once.
 
     Args:
         total: Trajectories.
         write: Takes one line with its line break; by default it goes to stderr.
         interval_s: Seconds from one line to the next where no tenth comes between.
+        gap_s: Seconds from one line to the next at least, where a tenth comes between.
     """
 
     def __init__(
@@ -112,14 +115,17 @@ class ProgressLines:
         *,
         write: Callable[[str], None] | None = None,
         interval_s: float = _INTERVAL_S,
+        gap_s: float = _GAP_S,
     ) -> None:
         self._total = total
         self._write = write or _to_stderr
         self._interval_s = interval_s
+        self._gap_s = gap_s
         self._scored = self._failed = 0
         self._started = self._said = time.monotonic()
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._due = False  # a tenth is full, its line not written yet
+        self._ended = False
+        self._changed = threading.Condition()
         self._ticker = threading.Thread(target=self._tick, name="twinkle-progress", daemon=True)
 
     def __enter__(self) -> Self:
@@ -134,23 +140,31 @@ class ProgressLines:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._ended.set()
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
         self._ticker.join()
 
     def add(self, *, scored: bool) -> None:
         """Count one trajectory that ended, with a reward or without."""
-        with self._lock:
+        with self._changed:
             before = self._done * _TENTHS // self._total
             self._scored += scored
             self._failed += not scored
-            if self._done * _TENTHS // self._total > before:
+            if self._done * _TENTHS // self._total == before:
+                return
+            if self._done == self._total or time.monotonic() >= self._said + self._gap_s:
                 self._say()
+            elif not self._due:
+                self._due = True
+                self._changed.notify()
 
     @property
     def _done(self) -> int:
         return self._scored + self._failed
 
     def _say(self) -> None:
+        self._due = False
         self._said = time.monotonic()
         self._write(
             f"progress: {self._done} of {self._total} episodes done, {self._scored} scored, "
@@ -158,13 +172,14 @@ class ProgressLines:
         )
 
     def _tick(self) -> None:
-        wait_s = self._interval_s
-        while not self._ended.wait(wait_s):
-            with self._lock:
-                wait_s = self._said + self._interval_s - time.monotonic()
-                if wait_s <= 0:
+        with self._changed:
+            while not self._ended:
+                pause_s = self._gap_s if self._due else self._interval_s
+                wait_s = self._said + pause_s - time.monotonic()
+                if wait_s > 0:
+                    self._changed.wait(wait_s)
+                else:
                     self._say()
-                    wait_s = self._interval_s
 
 
 def _to_stderr(line: str) -> None:
