@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,9 @@ def test_interrupt_ends_the_server(serve: Any, command: list[str]) -> None:
     with serve(command) as server:
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(LIMIT_S) in (0, 130, -signal.SIGINT)
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    said = _run(["twinkle-openenv-server", "--version"], {"MAX_CONCURRENT_ENVS": "many"})
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout == f"twinkle-openenv-server {version('twinkle-openenv-server')}\n"

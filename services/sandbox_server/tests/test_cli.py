@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from importlib.metadata import version
 
 import pytest
 
@@ -74,3 +75,9 @@ def test_degrading_is_said_once_and_in_health() -> None:
     server.send_signal(signal.SIGTERM)
     _, rest = server.communicate(timeout=30)
     assert (log + rest).count("NOT isolated") == 1
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    said = run("--host", "0.0.0.0", "--version")
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout == f"twinkle-sandbox-server {version('twinkle-sandbox-server')}\n"

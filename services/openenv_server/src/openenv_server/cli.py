@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import socket
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,12 @@ _NOT_STARTED = 3  # the exit code of uvicorn itself where the application does n
 _THREAD_BYTES = 16 * 2**20  # stack and allocator arena of a session's thread
 
 _command = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"twinkle-openenv-server {version('twinkle-openenv-server')}")
+        raise typer.Exit
 
 
 @_command.command()
@@ -135,6 +142,10 @@ def serve(
     log_level: Annotated[
         str, typer.Option(help="critical, error, warning, info, debug or trace.")
     ] = "info",
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version."),
+    ] = False,
 ) -> None:
     """Serve a Python coding environment over the OpenEnv protocol.
 

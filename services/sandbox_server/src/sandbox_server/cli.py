@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +24,12 @@ __all__ = ["main"]
 _NOT_STARTED = 3  # the exit code of uvicorn itself where the application does not start
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"twinkle-sandbox-server {version('twinkle-sandbox-server')}")
+        raise typer.Exit
 
 
 @app.command()
@@ -82,6 +89,10 @@ def serve(
         Path | None, typer.Option(help="Keep templates and snapshots here, over restarts.")
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version."),
+    ] = False,
 ) -> None:
     """Serve E2B-compatible sandboxes on this machine."""
     logging.basicConfig(
