@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
+import os
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 from collections.abc import Generator
 from concurrent.futures import wait
@@ -117,12 +119,88 @@ def test_pool_goes_on_where_an_interrupt_cut_the_waking_of_a_thread(
         patch.setattr(threading.Thread, "start", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             pool.submit(int)
-    monkeypatch.setattr(threads, "_WAKE_LIMIT_S", 0.0)
     assert pool.submit(int).result(WAIT_S) == 0
 
 
-def _interrupted(thread: threading.Thread) -> None:
+def test_call_that_counted_on_an_interrupted_waking_still_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ThreadPool(2)
+    counting: list[concurrent.futures.Future[int]] = []
+
+    def submitted_meanwhile(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        counting.append(pool.submit(int))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", submitted_meanwhile)
+    with pytest.raises(KeyboardInterrupt):
+        pool.submit(int)
+    assert counting[0].result(WAIT_S) == 0
+
+
+def test_idle_thread_whose_waking_was_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_IDLE_EXIT_S", 0.2)
+    pool = ThreadPool(1)
+    worker = pool.submit(threading.current_thread).result(WAIT_S)
+    idle_again(pool)
+    with monkeypatch.context() as patch:
+        patch.setattr(threads._Worker, "wake", _interrupted)  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit(int)
+    worker.join(WAIT_S)
+    assert not worker.is_alive()
+    assert pool.submit(int).result(WAIT_S) == 0
+
+
+def idle_again(pool: ThreadPool) -> None:
+    """Wait until the only thread of a pool has gone to sleep."""
+    deadline = time.monotonic() + WAIT_S
+    while not pool._idle:  # pyright: ignore[reportPrivateUsage]
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def _interrupted(_: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError()], ids=type)
+def test_done_callback_that_raises_costs_no_place(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: object) -> None:
+        raise error
+
+    pool, go = ThreadPool(1), threading.Event()
+    future = pool.submit(go.wait, WAIT_S)
+    future.add_done_callback(fails)
+    go.set()
+    assert pool.submit(int).result(WAIT_S) == 0
+    assert "callback" in caplog.text
+
+
+def test_finalizer_that_gives_a_call_while_the_pool_takes_one_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ThreadPool(2)
+    inner: list[concurrent.futures.Future[int]] = []
+
+    class Clock:  # garbage is collected at any moment, this one for instance
+        @staticmethod
+        def monotonic() -> float:
+            if not inner:
+                inner.append(concurrent.futures.Future())
+                inner[0] = pool.submit(int)
+            return time.monotonic()
+
+    monkeypatch.setattr(threads, "time", Clock)
+    outer: list[concurrent.futures.Future[int]] = []
+    caller = threading.Thread(target=lambda: outer.append(pool.submit(int)), daemon=True)
+    caller.start()
+    caller.join(WAIT_S)
+    assert not caller.is_alive()
+    assert [future.result(WAIT_S) for future in (*outer, *inner)] == [0, 0]
 
 
 def test_abandoned_call_frees_its_place() -> None:

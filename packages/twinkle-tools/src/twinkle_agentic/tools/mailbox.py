@@ -16,7 +16,8 @@ __all__ = ["Mailbox", "mailbox_of"]
 class Mailbox:
     """Calls into one loop from other threads, in order; those posted together wake the loop once.
 
-    With hundreds of sessions in flight this costs a third of a `call_soon_threadsafe` each.
+    With hundreds of sessions in flight this costs a third of a `call_soon_threadsafe` each. A call
+    that Ctrl-C interrupts is made again when the loop goes on, and must bear that.
     """
 
     __slots__ = ("_awake", "_calls", "_loop")
@@ -34,29 +35,43 @@ class Mailbox:
         """
         self._calls.append((function, args))
         if not self._awake:
-            try:
-                self._awake = True
-                loop = self._loop()
-                if loop is None:
-                    raise RuntimeError("Event loop is closed")
-                loop.call_soon_threadsafe(self._drain)
-            except BaseException:  # Ctrl-C: the next post must wake the loop
-                self._awake = False
-                raise
+            self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._awake = True
+            loop = self._loop()
+            if loop is None:
+                raise RuntimeError("Event loop is closed")
+            loop.call_soon_threadsafe(self._drain)
+        except BaseException:  # Ctrl-C: the next post must wake the loop
+            self._awake = False
+            raise
 
     def _drain(self) -> None:
         self._awake = False  # before the first look, so that nothing posted from here on is missed
         calls = self._calls
-        for _ in range(len(calls)):
-            function, args = calls.popleft()
-            try:
-                function(*args)
-            except Exception as error:
-                loop = self._loop()
-                if loop is not None:
-                    loop.call_exception_handler(
-                        {"message": "a posted call raised", "exception": error}
-                    )
+        try:
+            for _ in range(len(calls)):
+                if not calls:  # made by a loop that was run inside one of them
+                    return
+                call = calls[0]
+                try:
+                    call[0](*call[1])
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
+                    loop = self._loop()
+                    if loop is not None:
+                        loop.call_exception_handler(
+                            {"message": "a posted call raised", "exception": error}
+                        )
+                if calls and calls[0] is call:
+                    calls.popleft()
+        except KeyboardInterrupt:  # on a loop of the main thread: the rest when it goes on
+            if calls and not self._awake:
+                self._wake()
+            raise
 
 
 _mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = (

@@ -85,18 +85,19 @@ class ThreadPool:
             RuntimeError: The system gives no further thread.
         """
         call = _Call(self, function, args, kwargs)
-        with self._lock:
-            self._waiting[call] = None
-            worker = self._next_worker()
         try:
+            with self._lock:
+                self._waiting[call] = None
+                worker = self._next_worker()
             self._wake(worker)
-        except RuntimeError:
+        except BaseException as error:  # no further thread, or Ctrl-C
             with self._lock:
                 refused = self._waiting.pop(call, self) is None
+                self._woken_at = None
                 worker = self._next_worker()  # others may have counted on the one that failed
             self._wake_or_fail(worker)
-            if refused:  # else a worker has taken it meanwhile
-                raise
+            if refused or not isinstance(error, RuntimeError):
+                raise  # else a worker has taken it meanwhile
         return call
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -157,6 +158,7 @@ class ThreadPool:
         with self._lock:
             if done is None:
                 self._woken_at = None
+                self._idle.pop(worker, None)  # there if it was woken twice
             else:
                 done.started = False
                 if done.abandoned:
@@ -170,7 +172,7 @@ class ThreadPool:
                 # Before its state changes, so that `abandon` cannot miss it.
                 call.started = True
             else:
-                self._idle.append(worker)
+                self._idle[worker] = None
             following = self._next_worker()
         self._wake_or_fail(following)
         return call
@@ -178,11 +180,7 @@ class ThreadPool:
     def retire(self, worker: _Worker) -> bool:
         """Let an idle worker end, unless it has just been woken."""
         with self._lock:
-            try:
-                self._idle.remove(worker)
-            except ValueError:
-                return False
-            return True
+            return self._idle.pop(worker, self) is None
 
     def _next_worker(self) -> _Worker | None:
         """Choose the worker to wake, where one is due. The lock is held."""
@@ -192,14 +190,14 @@ class ThreadPool:
         if self._woken_at is not None and now - self._woken_at < _WAKE_LIMIT_S:
             return None
         self._woken_at = now
-        return self._idle.pop() if self._idle else _Worker(self)
+        return self._idle.popitem()[0] if self._idle else _Worker(self)
 
     def _wake(self, worker: _Worker | None) -> None:
         if worker is None:
             return
         try:
             worker.wake()
-        except RuntimeError:
+        except BaseException:  # the next event wakes another one
             with self._lock:
                 self._woken_at = None
             raise
@@ -219,8 +217,9 @@ class ThreadPool:
                 return
 
     def _empty(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
+        # Reentrant: a finalizer that is run while it is held may give a call, too.
+        self._lock = threading.RLock()
+        self._idle: dict[_Worker, None] = {}
         self._waiting: OrderedDict[_Call, None] = OrderedDict()
         self._busy = 0  # calls that hold a place
         # When the worker was woken that has not looked at the queue yet.
@@ -255,7 +254,7 @@ class _Call(Future[Any]):
     def fail(self, error: BaseException) -> None:
         self._work = None
         if self.set_running_or_notify_cancel():
-            self.set_exception(error)
+            self._end(None, error)
 
     def run(self) -> None:
         if not self.set_running_or_notify_cancel() or self._work is None:
@@ -263,12 +262,19 @@ class _Call(Future[Any]):
         work, self._work = self._work, None
         result, error = _outcome(*work)
         del work
-        if error is None:
-            self.set_result(result)
-        else:
-            self.set_exception(error)
+        self._end(result, error)
+        if error is not None:
             # The traceback keeps this frame, the frame this future, the future the traceback.
             del self, error
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        try:
+            if error is None:
+                self.set_result(result)
+            else:
+                self.set_exception(error)
+        except BaseException:  # the future contains an `Exception` of a callback itself
+            logger.exception("a done callback of a blocking call raised")
 
 
 _Work = tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -323,7 +329,7 @@ class _Worker:
             except queue.Empty:
                 if self._pool.retire(self):
                     return
-                bell.get()  # woken between the two lines above
+                # It has just been woken: the bell comes later, or never where Ctrl-C cut that.
 
 
 def _deliver(mailbox: Mailbox, waiter: asyncio.Future[Any], call: Future[Any]) -> None:
