@@ -164,6 +164,20 @@ def test_help_names_the_options(command: str, tmp_path: Path) -> None:
     assert "--" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["quickstart", "run", "doctor", "sweep"])
+def test_help_at_80_columns_cuts_nothing(command: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*CLI, command, "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert done.returncode == 0
+    assert "…" not in done.stdout
+
+
 def test_ctrl_c_keeps_what_was_finished_and_stops_the_servers(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*CLI, "quickstart", "--concurrency", "1"],

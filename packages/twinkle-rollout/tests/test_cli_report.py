@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from twinkle_agentic.rollout.cli.report import print_summary
+from twinkle_agentic.rollout.cli.report import print_summary, print_table
 
 
 def summary(**row: Any) -> str:
@@ -26,3 +27,32 @@ def test_steps_without_a_reward_are_counted() -> None:
 def test_steps_that_earn_nothing_because_the_whole_is_scored_are_no_news() -> None:
     text = summary(reward=1.0, reward_missing_steps=[0, 2], failed_steps=[], eval_reward=1.0)
     assert "without a reward" not in text
+
+
+def table(width: int, *rows: dict[str, Any]) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    print_table(
+        console, [{"reward": 1.0, "stop_reason": "env_done", "turns": 12, **r} for r in rows]
+    )
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_short_names_leave_room_for_the_heading() -> None:
+    assert table(80, {"id": "1"}, {"id": "2"})[2].split("┃")[1].strip() == "task"
+
+
+@pytest.mark.parametrize("width", [60, 72, 80])
+def test_on_a_narrow_screen_names_and_errors_give_way_and_no_figure(width: int) -> None:
+    error = "NotFoundError: there is nothing at this address"
+    lines = table(width, {"id": "task-with-a-long-name/and-more", "reward": -0.25, "error": error})
+    assert max(map(len, lines)) <= width
+    heads = [cell.strip() for cell in lines[2].split("┃")[1:-1]]
+    assert heads == ["task", "reward", "turns", "stop reason", "seconds", "error"]
+    cells = [cell.strip() for cell in lines[4].split("│")[1:-1]]
+    assert cells[1:5] == ["-0.25", "12", "env_done", "0.00"]
+    assert cells[0].startswith("task-")
+
+
+def test_a_name_with_brackets_is_shown_as_it_is() -> None:
+    assert table(100, {"id": "a[/b]"})[4].split("│")[1].strip() == "a[/b]"

@@ -59,7 +59,7 @@ def common(
 @app.command()
 def quickstart(
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/quickstart"),
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes at once.")] = 32,
     faults: Annotated[
         bool,
         typer.Option(
@@ -105,7 +105,7 @@ def run(
     ],
     model: Annotated[str, typer.Option(help="Model name, as the endpoint knows it.")],
     model_url: Annotated[
-        str, typer.Option(help="Base URL of the endpoint, e.g. http://localhost:8000/v1.")
+        str, typer.Option(help="Base URL of the endpoint, with its /v1: http://host:8000/v1")
     ],
     base_url: Annotated[
         str | None, typer.Option(help="The OpenEnv server.", envvar="OPENENV_BASE_URL")
@@ -114,20 +114,29 @@ def run(
         str | None, typer.Option(help="Key of the endpoint.", envvar="OPENAI_API_KEY")
     ] = None,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/latest"),
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 64,
-    max_turns: Annotated[int, typer.Option(min=1, help="Model turns per episode.")] = 10,
+    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes at once.")] = 64,
+    max_turns: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Model turns per episode.")
+    ] = 10,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens the model may write per turn.")
+        int | None, typer.Option(min=1, metavar="N", help="Tokens the model may write per turn.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, metavar="X", help="Sampling temperature.")
+    ] = 1.0,
     request_timeout_s: Annotated[
-        float, typer.Option(min=0.001, help="Seconds for one model turn, retries included.")
+        float,
+        typer.Option(
+            min=0.001, metavar="SEC", help="Seconds for one model turn, retries included."
+        ),
     ] = 600.0,
     deadline_s: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds for one whole episode.")
+        float | None,
+        typer.Option(min=0.001, metavar="SEC", help="Seconds for one whole episode."),
     ] = None,
     step_timeout_s: Annotated[
-        float, typer.Option(min=0.001, help="Seconds for one step on the OpenEnv server.")
+        float,
+        typer.Option(min=0.001, metavar="SEC", help="Seconds for one step on the OpenEnv server."),
     ] = 120.0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the result of an earlier run.")
@@ -190,7 +199,9 @@ def doctor(
     model_url: Annotated[
         list[str] | None, typer.Option("--model-url", help="A model endpoint to ask, with its /v1.")
     ] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="Seconds for each answer.")] = 5.0,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.001, metavar="SEC", help="Seconds for each answer.")
+    ] = 5.0,
 ) -> None:
     """Say what is installed, where each module comes from, and whether servers answer."""
     from twinkle_agentic.rollout.cli import probes
@@ -227,7 +238,8 @@ def sweep(
         str | None, typer.Option("--run", help="Only sandboxes with this run label.")
     ] = None,
     older_than_s: Annotated[
-        float | None, typer.Option(min=0.0, help="Only those started longer ago than this.")
+        float | None,
+        typer.Option(min=0.0, metavar="SEC", help="Only those started longer ago than this."),
     ] = None,
     include_live: Annotated[
         bool, typer.Option("--include-live", help="Kill those of running trainers too.")

@@ -22,20 +22,22 @@ def print_table(console: Console, trajectories: Sequence[Mapping[str, Any]]) -> 
     """Print one line a trajectory: task, reward, turns, stop reason, seconds, error."""
     table = Table(title=f"{len(trajectories)} trajectories", title_justify="left")
     shown = trajectories[:_SHOWN_ROWS]
-    task_width = min(24, max([len(str(row.get("id", ""))) for row in shown], default=4))
-    # On a narrow screen the error gives way, never the figures.
-    error_width = max(5, console.width - task_width - _OTHER_COLUMNS)
-    table.add_column("task", no_wrap=True, width=task_width)
-    table.add_column("reward", justify="right", width=6)
-    table.add_column("turns", justify="right", width=5)
-    table.add_column("stop reason", no_wrap=True, width=11)
-    table.add_column("seconds", justify="right", width=7)
+    # On a narrow screen the error gives way, then the name, never the figures.
+    longest = max([len(str(row.get("id", ""))) for row in shown], default=0)
+    room = console.width - _OTHER_COLUMNS - len("error")
+    task_width = max(len("task"), min(24, longest, room))
+    error_width = max(len("error"), console.width - task_width - _OTHER_COLUMNS)
+    table.add_column("task", no_wrap=True, min_width=task_width, max_width=task_width)
+    table.add_column("reward", justify="right", min_width=6, max_width=6)
+    table.add_column("turns", justify="right", min_width=5, max_width=5)
+    table.add_column("stop reason", no_wrap=True, min_width=11, max_width=11)
+    table.add_column("seconds", justify="right", min_width=7, max_width=7)
     table.add_column("error", no_wrap=True, overflow="ellipsis", max_width=error_width)
     for row in shown:
         reward = row.get("reward")
         error = str(row.get("error") or "")
         table.add_row(
-            str(row.get("id", "")),
+            escape(str(row.get("id", ""))),
             "[dim]none[/]" if reward is None else f"{reward:g}",
             str(row.get("turns", 0)),
             str(row.get("stop_reason")),
