@@ -228,6 +228,24 @@ def test_clean_up_that_never_ends_does_not_hold_ctrl_c() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "interrupted\n", "")
 
 
+def test_finalizer_that_needs_the_loop_while_it_is_made_does_not_hang() -> None:
+    ended = run_script("""
+        import asyncio, faulthandler, threading
+        from twinkle_agentic.envs.background import run_sync
+        faulthandler.dump_traceback_later(20, exit=True)
+        make = asyncio.new_event_loop
+        async def value():
+            return threading.current_thread().name
+        def collecting():  # garbage is collected at any moment, this one for instance
+            asyncio.new_event_loop = make
+            run_sync(value())
+            return make()
+        asyncio.new_event_loop = collecting
+        print(run_sync(value()), threading.active_count())
+    """)
+    assert (ended.stdout, ended.stderr) == ("twinkle-background-loop 2\n", "")
+
+
 def test_interpreter_exits_while_a_coroutine_hangs() -> None:
     ended = run_script("""
         import asyncio, threading

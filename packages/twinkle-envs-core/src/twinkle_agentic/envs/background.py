@@ -21,7 +21,8 @@ T = TypeVar("T")
 _SIGNAL_CHECK_S = 0.5
 _CLEAN_UP_S = 5.0  # how long an interrupted call waits for its coroutine to clean up
 
-_lock = threading.Lock()
+# Reentrant: a finalizer that is run while it is held may need the loop, too.
+_lock = threading.RLock()
 _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
 _of_the_parent: list[object] = []
@@ -31,14 +32,18 @@ def background_loop() -> asyncio.AbstractEventLoop:
     """Return the process-wide loop, started on first use and again in a forked child."""
     global _loop, _thread
     with _lock:
-        if _loop is None or _thread is None or not _thread.is_alive():
-            loop = asyncio.new_event_loop()
-            _thread = threading.Thread(
-                target=_serve, args=(loop,), name="twinkle-background-loop", daemon=True
-            )
-            _thread.start()
-            _loop = loop
-        return _loop
+        if _loop is not None and _is_served():
+            return _loop
+        loop = asyncio.new_event_loop()
+        if _loop is not None and _is_served():  # made meanwhile, for a finalizer
+            loop.close()
+            return _loop
+        thread = threading.Thread(
+            target=_serve, args=(loop,), name="twinkle-background-loop", daemon=True
+        )
+        thread.start()
+        _loop, _thread = loop, thread
+        return loop
 
 
 def run_sync(work: Coroutine[Any, Any, T], *, clean_up_s: float | None = None) -> T:
@@ -116,6 +121,10 @@ class _Call(Generic[T]):
         self.ended.set()
 
 
+def _is_served() -> bool:
+    return _thread is not None and _thread.is_alive()
+
+
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     while not loop.is_closed():
         try:
@@ -131,7 +140,7 @@ def _forget_after_fork() -> None:
     # behind its selector is shared, and the parent's loop would lose its descriptors.
     _of_the_parent.append((_loop, _thread))
     _loop = _thread = None
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
