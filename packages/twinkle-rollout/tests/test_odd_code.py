@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from typing import Any
 
@@ -21,12 +22,13 @@ class PanicError(BaseException):
 class Panicking(Env):
     """Panics in the coroutine named, if it is the odd one out."""
 
-    def __init__(self, method: str | None) -> None:
+    def __init__(self, method: str | None, error: type[BaseException] = PanicError) -> None:
         self.method = method
+        self.error = error
 
     def _maybe(self, method: str) -> None:
         if method == self.method:
-            raise PanicError(method)
+            raise self.error(method)
 
     async def areset(self, trajectory: Any = None) -> StepResult:
         self._maybe("areset")
@@ -60,12 +62,47 @@ def play(api: Any, *envs: Env, **options: Any) -> list[Any]:
     return rollout([prompt] * len(envs))
 
 
+@pytest.mark.parametrize("error", [PanicError, KeyboardInterrupt])  # which no Ctrl-C caused
 @pytest.mark.parametrize("method", ["areset", "astep", "aevaluate"])
-def test_a_panic_in_one_env_costs_one_trajectory(api: Any, method: str) -> None:
-    odd, good = play(api, Panicking(method), Panicking(None))
+@pytest.mark.parametrize("tool_timeout_s", [600.0, None])
+def test_a_panic_in_one_env_costs_one_trajectory(
+    api: Any, method: str, error: type[BaseException], tool_timeout_s: float | None
+) -> None:
+    envs = Panicking(method, error), Panicking(None)
+    odd, good = play(api, *envs, tool_timeout_s=tool_timeout_s)
     assert (good["stop_reason"], good["reward"]) == ("env_done", 1.0)
     assert (odd["stop_reason"], odd["reward"]) == ("env_error", None)
-    assert "PanicError" in odd["error"]
+    assert error.__name__ in odd["error"]
+
+
+@pytest.mark.parametrize("method", ["areset", "astep", "aevaluate"])
+def test_ctrl_c_that_arrives_inside_an_env_ends_the_rollout(api: Any, method: str) -> None:
+    """On a loop in the main thread without the signal handling of `asyncio.run`."""
+
+    class Interrupted(Panicking):
+        def _maybe(self, method: str) -> None:
+            if method == self.method:
+                signal.raise_signal(signal.SIGINT)
+
+    closed: list[str] = []
+
+    class Closing(Interrupted):
+        async def aclose(self) -> None:
+            closed.append(method)
+
+    rollout: Any = APIMultiTurnRollout(api("always"), env_factory=lambda _: Closing(method))
+    prompt = {"messages": [{"role": "user", "content": "Play."}]}
+    loop = asyncio.new_event_loop()
+    try:
+        task = loop.create_task(rollout.arun([prompt] * 3))
+        for _ in range(3):  # once for each of the envs
+            with pytest.raises(KeyboardInterrupt):
+                loop.run_until_complete(task)
+        results = loop.run_until_complete(task)
+    finally:
+        loop.close()
+    assert [result["stop_reason"] for result in results] == ["env_error"] * 3
+    assert len(closed) == 3
 
 
 def test_a_panic_while_closing_is_told(api: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_number
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.tools.base import Tool
-from twinkle_agentic.tools.coroutines import is_cancelled
+from twinkle_agentic.tools.coroutines import is_cancelled, is_ctrl_c
 from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
@@ -169,10 +169,10 @@ class EnvTool(Tool):
         number = self._begin()
         try:
             result = as_step_result(self.env.step(tool_name, arguments))
-        except KeyboardInterrupt:
-            self.abandon("the step was interrupted")
-            raise
         except BaseException as error:
+            if is_ctrl_c(error):
+                self.abandon("the step was interrupted")
+                raise
             result = StepResult.failed(error)
         return self._take(number, result)
 
@@ -196,10 +196,11 @@ class EnvTool(Tool):
                 self.abandon("the step was cancelled")
                 raise
             result = StepResult.failed(error)
-        except (KeyboardInterrupt, GeneratorExit):
-            self.abandon("the step was interrupted")
-            raise
         except BaseException as error:
+            # A `GeneratorExit` also ends a coroutine that nobody awaits any more.
+            if is_ctrl_c(error) or isinstance(error, GeneratorExit):
+                self.abandon("the step was interrupted")
+                raise
             result = StepResult.failed(error)
         return self._take(number, result)
 

@@ -30,7 +30,7 @@ from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
 from twinkle_agentic.rollout.waiting import bounded
-from twinkle_agentic.tools.coroutines import is_cancelled
+from twinkle_agentic.tools.coroutines import is_cancelled, is_ctrl_c
 from twinkle_agentic.tools.limits import check_count
 from twinkle_agentic.tools.threads import ThreadPool
 
@@ -265,7 +265,7 @@ class APIMultiTurnRollout(Rollout):
                 try:
                     out = await episode.run()
                 except BaseException as error:
-                    if isinstance(error, KeyboardInterrupt) or is_cancelled():
+                    if is_ctrl_c(error) or is_cancelled():
                         raise
                     # A fault of ours, or an exception that nothing expects to be raised, must cost
                     # one trajectory, not the batch.
@@ -335,6 +335,6 @@ async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -
             await bounded(answer, _CALLBACK_S)
     except BaseException as error:
         # Cancelled by itself it fails like any other, but not cancelled with us or by Ctrl-C.
-        if isinstance(error, KeyboardInterrupt) or is_cancelled():
+        if is_ctrl_c(error) or is_cancelled():
             raise
         logger.exception("on_done failed")

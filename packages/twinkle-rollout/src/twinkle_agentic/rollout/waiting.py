@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+from twinkle_agentic.tools.coroutines import is_ctrl_c
 from twinkle_agentic.tools.threads import BlockingCallError
 
 __all__ = ["Deadline", "bounded"]
@@ -69,7 +70,10 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
         raise TimeoutError
     if task.cancelled():
         raise BlockingCallError("the call was cancelled from inside")
-    return task.result()
+    try:
+        return task.result()
+    except KeyboardInterrupt as error:  # Ctrl-C: whoever runs the loop has it already
+        raise _contained_error(error) from error
 
 
 async def _contained(work: Awaitable[T]) -> T:
@@ -78,7 +82,13 @@ async def _contained(work: Awaitable[T]) -> T:
     except (Exception, asyncio.CancelledError, GeneratorExit):
         raise  # the last one also ends a coroutine that nobody awaits any more
     except BaseException as error:
-        raise BlockingCallError(f"the call raised {type(error).__name__}: {error}") from error
+        if is_ctrl_c(error) and not asyncio.isfuture(work):
+            raise  # through this task to whoever runs the loop; a task in `work` did so itself
+        raise _contained_error(error) from error
+
+
+def _contained_error(error: BaseException) -> BlockingCallError:
+    return BlockingCallError(f"the call raised {type(error).__name__}: {error}")
 
 
 async def _give_up(task: asyncio.Task[Any]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable
 from typing import Any
 
 from twinkle_agentic.tools.threads import BlockingCallError, current_pool
 
-__all__ = ["finish", "finish_async", "is_cancelled", "let_go"]
+__all__ = ["finish", "finish_async", "is_cancelled", "is_ctrl_c", "let_go"]
 
 _let_go: set[asyncio.Future[Any]] = set()
 
@@ -37,9 +38,11 @@ async def finish_async(result: Any) -> Any:
         while inspect.isawaitable(result):
             result = await result
         return result
-    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+    except (Exception, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise BlockingCallError(f"the call raised {type(error).__name__}") from error
 
 
@@ -50,6 +53,16 @@ def is_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Tell whether an exception means that the user wants to end it all.
+
+    Ctrl-C arrives in the main thread. In any other one a `KeyboardInterrupt` is a failure of the
+    code that raised it, and nobody else's.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    return main and isinstance(error, KeyboardInterrupt)
 
 
 def let_go(task: asyncio.Future[Any]) -> None:

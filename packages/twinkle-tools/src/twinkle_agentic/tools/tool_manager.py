@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from twinkle_agentic.tools.arguments import ArgumentsError, parse_arguments
 from twinkle_agentic.tools.base import Tool
-from twinkle_agentic.tools.coroutines import finish, finish_async, is_cancelled, let_go
+from twinkle_agentic.tools.coroutines import finish, finish_async, is_cancelled, is_ctrl_c, let_go
 from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.outcome import ToolErrorKind, ToolOutcome, describe_error, refused
 from twinkle_agentic.tools.registration import Entry, make_entry, name_of, renamed
@@ -147,9 +147,9 @@ class ToolManager:
             if ready.timeout_s is not None:
                 return self._run_within(ready, ready.timeout_s)
             return self._succeeded(ready, _call(ready))
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             return self._failed(ready, error)
 
     async def arun(self, tool_call: Mapping[str, Any]) -> ToolOutcome:
@@ -193,7 +193,10 @@ class ToolManager:
             let_go(task)
             raise
         if task.done():
-            return self._succeeded(ready, task.result())
+            try:
+                return self._succeeded(ready, task.result())
+            except KeyboardInterrupt as error:  # Ctrl-C: whoever runs the loop has it already
+                return self._failed(ready, error)
         let_go(task)
         return self._timed_out(ready, timeout_s)
 
