@@ -278,11 +278,79 @@ def test_a_close_that_hangs_is_given_up(api: Any) -> None:
     assert (out["reward"], out["close_error"]) == (1.0, "close did not return within 0.1 s")
 
 
-@pytest.mark.parametrize("made", [None, 3])
+@pytest.mark.parametrize("made", [None, 3, Game])
 def test_a_factory_that_makes_no_env_is_an_env_error(api: Any, made: Any) -> None:
     out = roll(api("always"), made)
     assert out["stop_reason"] == "env_error"
     assert f"found {made!r}" in out["error"]
+
+
+@pytest.mark.parametrize("result", ["seen", ("seen", {}), {"observation": "seen"}, StepResult])
+def test_a_reset_that_returns_no_result_is_an_env_error(api: Any, result: Any) -> None:
+    out = roll(api("always"), Game(reset_result=result))
+    assert (out["stop_reason"], out["reward"]) == ("env_error", None)
+    assert "is no StepResult" in out["error"]
+
+
+def test_a_reset_that_returns_nothing_shows_nothing(api: Any) -> None:
+    out = roll(api("always"), Game(reset_result=None))
+    assert (out["stop_reason"], out["messages"][0]["content"]) == ("env_done", "Play.")
+
+
+class HalfAsync(Env):
+    """Has coroutines in place of blocking methods, which only the twins may be."""
+
+    closed = 0
+
+    async def reset(self, trajectory: Any = None) -> StepResult:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        return StepResult("ready")
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        return StepResult("stepped", 1.0, True)
+
+    async def close(self) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.closed += 1
+
+
+class ForeignHalfAsync:
+    """The same without our base class."""
+
+    closed = 0
+    reset, step, close = HalfAsync.reset, HalfAsync.step, HalfAsync.close
+
+    def tools(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize("cls", [HalfAsync, ForeignHalfAsync])
+def test_a_coroutine_in_place_of_a_blocking_reset_is_told_and_close_is_awaited(
+    api: Any, cls: type[Any]
+) -> None:
+    env = cls()
+    out = roll(api("always"), env)
+    assert (out["stop_reason"], out["reward"], out["turns"]) == ("env_error", None, 0)
+    assert "override astep or areset for a coroutine" in out["error"]
+    assert env.closed == 1
+
+
+def test_an_env_that_comes_too_late_is_closed_by_its_coroutine(api: Any) -> None:
+    closed = threading.Event()
+
+    class Late(Game):
+        async def close(self) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+            closed.set()
+
+    go = threading.Event()
+
+    def factory(_: Any) -> Env:
+        go.wait(60)
+        return Late()
+
+    prompt: Any = {"messages": [{"role": "user", "content": "Play."}]}
+    (out,) = rollout_of(api("always"), env_factory=factory, reset_timeout_s=0.1)([prompt])
+    go.set()
+    assert out["stop_reason"] == "env_error"
+    assert closed.wait(60)
 
 
 def test_a_factory_that_raises_costs_its_trajectory_only(api: Any) -> None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from twinkle_agentic.envs.step_result import StepResult, as_step_result
+from twinkle_agentic.tools.coroutines import finish_async
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
@@ -93,7 +94,8 @@ class Env(ABC):
 
     async def aclose(self) -> None:
         """Release everything without blocking the event loop; as `close`."""
-        await run_blocking(self.close)
+        # A `close` that is a coroutine function after all must release what it holds, too.
+        await finish_async(run_blocking(self.close))
 
     def __enter__(self) -> Self:
         return self

@@ -11,10 +11,11 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from twinkle_agentic.envs.background import run_sync
-from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.envs.base import Env, StepResult, as_step_result
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
 from twinkle_agentic.rollout.types import EnvFactory, ResetObservation
 from twinkle_agentic.rollout.waiting import bounded
+from twinkle_agentic.tools.coroutines import finish, finish_async
 from twinkle_agentic.tools.threads import ThreadPool, current_pool, use_pool
 
 __all__ = [
@@ -51,7 +52,7 @@ async def make_env(
         )
         if inspect.isawaitable(made):
             made = await _within(made, timeout_s, "env_factory", late=_close_late)
-    if not callable(getattr(made, "step", None)):
+    if isinstance(made, type) or not callable(getattr(made, "step", None)):
         raise EnvError(f"env_factory must return an env, found {made!r}")
     return made
 
@@ -62,6 +63,7 @@ async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
     Raises:
         EnvTimeoutError: No result within the limit. A blocking `reset` that returns later is
             followed by a `close`.
+        EnvError: What it returned is neither a result nor `None`, a coroutine for instance.
         Exception: Whatever `reset` raised.
     """
     given = dict(trajectory)
@@ -70,14 +72,21 @@ async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
         _close_late(env)
 
     if _has_native(env, "areset"):
-        return await _within(env.areset(given), timeout_s, "reset", late=close_again)
+        return _first(await _within(env.areset(given), timeout_s, "reset", late=close_again))
     future = current_pool().submit(env.reset, given)
     try:
-        return await _finished(future, timeout_s=timeout_s, what="reset")
+        return _first(await _finished(future, timeout_s=timeout_s, what="reset"))
     except (EnvTimeoutError, asyncio.CancelledError):
         if not future.done():  # it may yet open what the close that follows here cannot see
             _when_late(future, close_again)
         raise
+
+
+def _first(result: Any) -> Any:
+    if result is None or (hasattr(result, "observation") and not isinstance(result, type)):
+        return result
+    # Unseen it would be an episode that nobody started, or one whose beginning the model misses.
+    raise EnvError(f"reset failed: {as_step_result(result).error}")
 
 
 async def score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> float:
@@ -157,7 +166,7 @@ async def _close(env: Any) -> None:
         if hasattr(env, "aclose"):
             await env.aclose()
         elif hasattr(env, "close"):
-            await current_pool().run(env.close)
+            await finish_async(current_pool().run(env.close))
     except TimeoutError as error:  # its own, not the limit of the wait
         raise EnvError(f"TimeoutError: {error}") from error
 
@@ -237,7 +246,7 @@ def _close_late(env: Any) -> None:
             if _has_native(env, "aclose") and not _has_native(env, "close"):
                 run_sync(bounded(env.aclose(), _LATE_CLOSE_S))
             elif hasattr(env, "close"):
-                env.close()
+                finish(env.close())
         except Exception:
             logger.warning("an env that came too late could not be closed", exc_info=True)
 
