@@ -25,6 +25,7 @@ FIELDS = {
 counts: Counter[str] = Counter()
 peak: dict[str, int] = {}
 running: Counter[str] = Counter()
+kept: set[Any] = set()
 
 
 def broken_rule(body: dict[str, Any]) -> str | None:
@@ -189,6 +190,18 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
                 request.transport.close()
                 return web.Response()
             return ok(reply("at last"))
+        case "stale":  # closes a kept connection when it is used again
+            assert request.transport is not None
+            peer = request.transport.get_extra_info("peername")
+            if peer in kept:
+                request.transport.close()
+                return web.Response()
+            kept.add(peer)
+            return ok(reply("fresh"))
+        case "hangs_up":  # closes every connection
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
         case "context":
             if turn == 1:
                 return ok(reply("", [call(id="c1")]))

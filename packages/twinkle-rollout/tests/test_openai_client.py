@@ -229,6 +229,20 @@ def test_a_cut_body_is_a_connection_error(api: Any) -> None:
     assert caught.value.attempts == 4
 
 
+async def test_a_kept_connection_that_the_server_has_closed_costs_no_attempt(api: Any) -> None:
+    client = api("stale", retry=RetryPolicy(max_attempts=1))
+    async with client.lease():
+        for _ in range(4):
+            completion = await client.acomplete(HELLO, PARAMS)
+            assert completion.messages[0]["content"] == "fresh"
+
+
+def test_a_server_that_hangs_up_is_asked_once_more_than_the_attempts(api: Any, stats: Any) -> None:
+    with pytest.raises(ApiConnectionError):
+        api("hangs_up", retry=RetryPolicy(max_attempts=3, base_delay_s=0.0))(HELLO, PARAMS)
+    assert sum(n for key, n in stats()["counts"].items() if key.startswith("hangs_up/")) == 4
+
+
 @pytest.mark.parametrize("model", ["huge", "huge:chunked"])
 def test_a_reply_above_the_size_limit_is_refused(api: Any, model: str) -> None:
     with pytest.raises(ApiReplyError, match="max_response_bytes") as caught:

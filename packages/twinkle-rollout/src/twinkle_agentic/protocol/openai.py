@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.protocol.base import API
-from twinkle_agentic.protocol.errors import ApiError, ApiTimeoutError
+from twinkle_agentic.protocol.errors import ApiConnectionError, ApiError, ApiTimeoutError
 from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.protocol.reply import Completion, read_completion
 from twinkle_agentic.protocol.request import request_body
@@ -168,10 +168,12 @@ class OpenAI(API):
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         async with self._http.lease() as shared, shared.slots:
             deadline = time.monotonic() + limit_s
-            attempt = 1
+            attempt, anew = 1, False
             while True:
                 try:
-                    return await self._attempt(shared, body, deadline, limit_s, extra_headers)
+                    return await self._attempt(
+                        shared, body, deadline, limit_s, extra_headers, anew=anew
+                    )
                 except ApiError as error:
                     error.attempts = attempt
                     delay = self.retry.delay_s(error, attempt)
@@ -179,6 +181,8 @@ class OpenAI(API):
                     # timeout.
                     if delay is None or time.monotonic() + delay >= deadline:
                         raise
+                    # Where one kept connection is dead, the others may well be.
+                    anew = isinstance(error, (ApiConnectionError, ApiTimeoutError))
                 attempt += 1
                 await asyncio.sleep(delay)
 
@@ -193,6 +197,8 @@ class OpenAI(API):
         deadline: float,
         limit_s: float,
         headers: Mapping[str, str] | None,
+        *,
+        anew: bool,
     ) -> Completion:
         left = deadline - time.monotonic()
         single = self.retry.attempt_timeout_s
@@ -203,6 +209,7 @@ class OpenAI(API):
                     body,
                     headers=dict(headers) if headers else None,
                     params=self.default_query or None,
+                    anew=anew,
                 )
         except TimeoutError as error:
             if isinstance(error, ApiError):

@@ -31,9 +31,17 @@ _CONNECT_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class _Shared:
-    """What the users of one event loop share."""
+    """What the users of one event loop share.
+
+    Attributes:
+        session: Keeps its connections for further requests.
+        once: Has a new connection for each request.
+        slots: One for each request on the wire.
+        users: How many hold a lease.
+    """
 
     session: aiohttp.ClientSession
+    once: aiohttp.ClientSession
     slots: asyncio.Semaphore
     users: int = field(default=0)
 
@@ -90,6 +98,7 @@ class HttpTransport:
             if shared.users == 0:
                 self._shared.pop(loop, None)
                 await shared.session.close()
+                await shared.once.close()
 
     async def post(
         self,
@@ -98,8 +107,20 @@ class HttpTransport:
         *,
         headers: dict[str, str] | None = None,
         params: dict[str, str] | None = None,
+        anew: bool = False,
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request and read the whole reply; the caller bounds the time.
+
+        Servers close kept connections whenever they like, also at the moment one is used again.
+        Where a connection is gone before a reply began, the request is sent once more, over a new
+        one.
+
+        Args:
+            shared: From `lease`.
+            body: Of the request.
+            headers: Sent with this request.
+            params: For the URL.
+            anew: Send it over a new connection to begin with.
 
         Returns:
             Status, headers (found whatever the case of their names), body.
@@ -109,27 +130,14 @@ class HttpTransport:
             ApiReplyError: The reply is larger than `max_response_bytes`.
         """
         try:
-            async with shared.session.post(
-                self.url,
-                data=body,
-                headers=headers,
-                params=params,
-                proxy=self.proxy,
-                allow_redirects=False,
-            ) as response:
-                announced = response.content_length
-                if announced is not None and announced > self.max_response_bytes:
-                    response.close()
-                    raise self._too_large(f"{announced} bytes")
-                chunks: list[bytes] = []
-                size = 0
-                while chunk := await response.content.readany():
-                    size += len(chunk)
-                    if size > self.max_response_bytes:
-                        response.close()
-                        raise self._too_large(f"more than {self.max_response_bytes} bytes")
-                    chunks.append(chunk)
-                return response.status, response.headers, b"".join(chunks)
+            if not anew:
+                try:
+                    return await self._exchange(shared.session, body, headers, params)
+                except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
+                    raise  # not even a new one
+                except aiohttp.ClientConnectionError:
+                    pass
+            return await self._exchange(shared.once, body, headers, params)
         except aiohttp.InvalidURL as error:
             raise ApiReplyError(
                 f"{self.url!r} is no valid URL: correct base_url", kind=ApiErrorKind.REFUSED
@@ -142,15 +150,51 @@ class HttpTransport:
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise ApiConnectionError(f"request to {self.url} failed: {_text(error)}") from error
 
+    async def _exchange(
+        self,
+        session: aiohttp.ClientSession,
+        body: bytes,
+        headers: dict[str, str] | None,
+        params: dict[str, str] | None,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        async with session.post(
+            self.url,
+            data=body,
+            headers=headers,
+            params=params,
+            proxy=self.proxy,
+            allow_redirects=False,
+        ) as response:
+            announced = response.content_length
+            if announced is not None and announced > self.max_response_bytes:
+                response.close()
+                raise self._too_large(f"{announced} bytes")
+            chunks: list[bytes] = []
+            size = 0
+            while chunk := await response.content.readany():
+                size += len(chunk)
+                if size > self.max_response_bytes:
+                    response.close()
+                    raise self._too_large(f"more than {self.max_response_bytes} bytes")
+                chunks.append(chunk)
+            return response.status, response.headers, b"".join(chunks)
+
     def _open(self) -> _Shared:
-        connector = aiohttp.TCPConnector(limit=0, ssl=self.tls, ttl_dns_cache=60)
-        session = aiohttp.ClientSession(
-            connector=connector,
+        return _Shared(
+            session=self._session(force_close=False),
+            once=self._session(force_close=True),
+            slots=asyncio.Semaphore(self.max_connections),
+        )
+
+    def _session(self, *, force_close: bool) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, ssl=self.tls, ttl_dns_cache=60, force_close=force_close
+            ),
             headers=self.headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
         )
-        return _Shared(session, asyncio.Semaphore(self.max_connections))
 
     def _too_large(self, found: str) -> ApiReplyError:
         return ApiReplyError(
