@@ -162,3 +162,24 @@ def test_calls_left_as_text_are_recognised(text: str) -> None:
 @pytest.mark.parametrize("text", ["", None, "call me", "a tool call", "if a<b and c>d"])
 def test_ordinary_text_is_no_call(text: Any) -> None:
     assert not looks_like_call(text)
+
+
+def test_call_ids_without_a_proper_character_stay_apart() -> None:
+    calls = [{"id": id, "function": {"name": "echo", "arguments": "{}"}} for id in "\ud800\ud801"]
+    reply = read_reply({"tool_calls": calls}, turn=1, used_ids=set(), offered=["echo"])
+    ids = [call["id"] for call in reply.wire["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(id.encode() for id in ids)
+    assert [call["id"] for call in reply.calls] == ids
+
+
+def test_an_answer_finds_its_call_by_an_id_without_a_proper_character() -> None:
+    calls = [{"id": id, "function": {"name": "echo", "arguments": "{}"}} for id in ("a", "\ud800")]
+    answers = [
+        {"role": "tool", "tool_call_id": "\ud800", "content": "second"},
+        {"role": "tool", "tool_call_id": "a", "content": "first"},
+    ]
+    asked = {"role": "assistant", "tool_calls": calls}
+    _, first, second = wire_history([asked, *answers], used_ids=set())
+    assert (first["content"], second["content"]) == ("first", "second")
+    assert second["tool_call_id"].encode()

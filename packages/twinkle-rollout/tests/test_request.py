@@ -56,6 +56,21 @@ def test_each_message_is_written_once() -> None:
         assert Counted.written == before + 1
 
 
+@pytest.mark.parametrize("make", [list, Conversation])
+def test_no_lone_surrogate_reaches_the_wire(make: Any) -> None:
+    """Servers refuse a request with one, and every later request of its conversation."""
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "name": "a\ud800", "content": [{"type": "text", "text": "b\udfff😀"}]},
+        {"role": "tool", "tool_call_id": "\ud83d", "content": "two halves \ud83d\ude00"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "description": "c\ud800"}}]
+    sent = request_body("m", {"messages": make(messages), "tools": tools}, PARAMS, {})
+    first, second = json.loads(sent)["messages"]
+    assert (first["name"], first["content"][0]["text"]) == ("a�", "b�😀")
+    assert (second["tool_call_id"], second["content"]) == ("�", "two halves 😀")
+    assert json.loads(sent)["tools"][0]["function"]["description"] == "c�"
+
+
 @pytest.mark.parametrize("bad", [float("nan"), object(), {1, 2}])
 def test_what_is_no_json_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="cannot be written as JSON"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from twinkle_agentic.protocol.fields import items_of
 from twinkle_agentic.protocol.sampling import sampling_fields
+from twinkle_agentic.tools.text import clean_text
 
 __all__ = ["Conversation", "request_body"]
 
@@ -75,6 +76,10 @@ def _other_fields(
 
 def _json(value: Any) -> str:
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+        if "\\ud" in text:  # the half of a character, perhaps, which no server takes
+            text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+            return clean_text(text)
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the request cannot be written as JSON: {error}") from error
