@@ -144,8 +144,8 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
             return ok(reply("I will", [call('{"text": "rm -rf', id="c")], "length"))
         case "filtered":
             return ok(reply("no", [call('{"text": "cu')], "content_filter"))
-        case "abort":
-            return ok(reply("hal", None, "abort"))
+        case "gives_up":  # gives_up:REASON gives the turn up in the middle of a call
+            return ok(reply("hal", [call('{"text": "cu')], detail))
         case "as_text":
             return ok(reply('<tool_call>{"name": "echo"}</tool_call>'))
         case "extras":

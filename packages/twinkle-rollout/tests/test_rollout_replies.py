@@ -99,9 +99,14 @@ def test_a_turn_the_content_filter_cut_is_flagged_and_runs_nothing(
     assert (out["tool_errors"], "tool_calls" in out["messages"][-1]) == ({}, False)
 
 
-def test_a_turn_the_server_gave_up_is_an_api_error(api: Any, echo: ToolManager) -> None:
-    out = roll(api("abort"), echo)
+@pytest.mark.parametrize("reason", ["abort", "error", "insufficient_system_resource"])
+def test_a_turn_the_server_gave_up_is_an_api_error(
+    api: Any, echo: ToolManager, reason: str
+) -> None:
+    out = roll(api(f"gives_up:{reason}"), echo)
     assert (out["stop_reason"], out["retryable"], out["reward"]) == ("api_error", True, None)
+    assert reason in out["error"]
+    assert out["tool_errors"] == {}  # nothing of it was executed
 
 
 def test_a_call_left_as_text_is_flagged(api: Any, echo: ToolManager) -> None:

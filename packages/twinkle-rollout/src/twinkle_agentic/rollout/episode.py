@@ -11,7 +11,7 @@ from typing import Any
 from twinkle_agentic.rollout.asking import Ask, failure_of
 from twinkle_agentic.rollout.env_life import NO_TIMING, EnvLife, EnvPlan, check_return
 from twinkle_agentic.rollout.finished import outcome_fields
-from twinkle_agentic.rollout.history import NOT_EXECUTED, Reply, looks_like_call
+from twinkle_agentic.rollout.history import GIVEN_UP, NOT_EXECUTED, Reply, looks_like_call
 from twinkle_agentic.rollout.tokens import TokenLog
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.transcript import Transcript
@@ -171,7 +171,7 @@ class Episode:
 
     def _end_after_reply(self, reply: Reply) -> None:
         finish = reply.finish_reason
-        if finish in ("abort", "error"):
+        if finish in GIVEN_UP:
             self._end(
                 StopReason.API_ERROR,
                 Failure(

@@ -17,6 +17,7 @@ from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.tools.text import clean_text, to_text
 
 __all__ = [
+    "GIVEN_UP",
     "MAX_CALLS",
     "NOT_EXECUTED",
     "Reply",
@@ -31,6 +32,9 @@ NOT_EXECUTED = "Error: not executed"
 
 MAX_CALLS = 128
 """Calls taken of one message; a model that loops can write a million, each a step of its env."""
+
+GIVEN_UP = frozenset({"abort", "error", "insufficient_system_resource"})
+"""Finish reasons of turns that the server gave up: vLLM, SGLang, OpenRouter, DeepSeek."""
 
 _CALL_FINISHES = frozenset({"tool_calls", "function_call"})
 _CUT_FINISHES = frozenset({"length", "content_filter"})
@@ -199,6 +203,8 @@ def _valid_call(
 ) -> dict[str, Any]:
     call = fields_of(raw)
     call_id: Any = call.get("id")
+    if isinstance(call_id, str):
+        call_id = clean_text(call_id)
     if not isinstance(call_id, str) or not call_id or call_id in used_ids:
         call_id, number = fallback_id, 1
         while call_id in used_ids:

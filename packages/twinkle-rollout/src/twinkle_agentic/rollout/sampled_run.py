@@ -10,7 +10,7 @@ from twinkle_agentic.rollout.asking import failure_of
 from twinkle_agentic.rollout.bridge import IGNORED, BridgeError, append_ids, bridge_ids, plain
 from twinkle_agentic.rollout.env_life import EnvLife, check_return
 from twinkle_agentic.rollout.finished import outcome_fields
-from twinkle_agentic.rollout.history import NOT_EXECUTED, looks_like_call
+from twinkle_agentic.rollout.history import GIVEN_UP, NOT_EXECUTED, looks_like_call
 from twinkle_agentic.rollout.structural import SampledSequence, Template
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.types import Failure, StopReason
@@ -219,7 +219,7 @@ class SampledRun:
         self, stop_reason: str | None, text: str, max_turns: int, max_tokens: int | None
     ) -> bool:
         length = len(self.feature["input_ids"])
-        if stop_reason in ("abort", "error"):
+        if stop_reason in GIVEN_UP:
             gave_up = f"the sampler gave up the turn: {stop_reason!r}"
             self.failure = Failure(gave_up, "server_error", True)
             self._end(StopReason.API_ERROR, "the turn was given up")
