@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -16,7 +17,12 @@ import pytest
 from rich.console import Console
 
 from twinkle_agentic.rollout.cli.doctor import doctor, module_origins
-from twinkle_agentic.rollout.cli.probes import probe_model, probe_openenv, probe_sandboxes
+from twinkle_agentic.rollout.cli.probes import (
+    probe_coding,
+    probe_model,
+    probe_openenv,
+    probe_sandboxes,
+)
 from twinkle_agentic.rollout.cli.servers import ServerProcess, free_port
 
 
@@ -57,7 +63,7 @@ def test_a_live_endpoint_is_ok_and_a_dead_one_is_exit_code_1() -> None:
     assert not dead.ok
     text = io.StringIO()
     assert doctor(Console(file=text, width=200), probes=[alive, dead]) == 1
-    assert "ConnectError" in text.getvalue()
+    assert "ConnectError: Connection refused" in text.getvalue()
 
 
 def test_a_url_that_is_none_is_an_answer_not_a_crash() -> None:
@@ -130,3 +136,51 @@ def test_a_health_alone_makes_no_openenv_server() -> None:
     with answering({"GET /health": (200, {"status": "ok"})}) as url:
         probe = probe_openenv(url)
     assert (probe.ok, "HTTP 404 from /schema" in probe.detail) == (False, True)
+
+
+@contextmanager
+def dripping(head: bytes, drop: bytes) -> Generator[str, None, None]:
+    """Answer with a head, and then for twenty seconds with one drop after the other."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.connection.recv(65536)
+                self.connection.sendall(head)
+                for _ in range(400):
+                    self.connection.sendall(drop)
+                    if over.wait(0.05):
+                        break
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"]
+)
+def test_an_answer_that_never_ends_is_given_up(head: bytes) -> None:
+    with dripping(head, b" ") as url:
+        probe = probe_model(url, timeout_s=0.3)
+    assert (probe.ok, probe.detail) == (False, "ReadTimeout: no complete answer within 0.3 s")
+
+
+def test_an_answer_without_measure_is_not_read() -> None:
+    with dripping(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 2**20) as url:
+        probe = probe_model(url, timeout_s=60)
+    assert (probe.ok, probe.detail) == (False, "ReadError: the answer has more than 16 MiB")
+
+
+@pytest.mark.parametrize("properties", [[1], None, {"x": {}}])
+def test_an_odd_schema_is_an_answer_not_a_crash(properties: Any) -> None:
+    with answering({"GET /schema": (200, {"action": {"properties": properties}})}) as url:
+        assert not probe_coding(url).ok

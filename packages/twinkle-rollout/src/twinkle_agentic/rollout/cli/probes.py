@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
+from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.tools.hosts import is_loopback
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Probe", "probe_coding", "probe_model", "probe_openenv", "probe_sandboxes"]
 
 _SANDBOXES = "/v2/sandboxes?limit=1"
 _REFUSED = (401, 403)
 _NO_ROUTE = (404, 405, 501)
+_MAX_BYTES = 16 * 2**20  # of one answer; lists of models have a megabyte at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +96,7 @@ def probe_coding(url: str, *, timeout_s: float = 5.0) -> Probe:
         answer = ask("/schema")
         if not _is_openenv(answer):
             return False, _other(ask, answer, "coding server")
-        names: Any = answer.fields["action"].get("properties", {})
+        names = fields_of(answer.fields["action"].get("properties"))
         if "code" in names:
             return True, "its action is code"
         return False, f"its action has {', '.join(names)}, not code"
@@ -167,7 +176,7 @@ def _probe(
         with _asking(url, timeout_s=timeout_s, headers=headers) as ask:
             ok, detail = check(ask)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        ok, detail = False, f"{type(error).__name__}: {error}"
+        ok, detail = False, _words(error)
     return Probe(
         name=name,
         url=url,
@@ -185,17 +194,50 @@ def _asking(
     import httpx
 
     loopback = is_loopback(urlsplit(url).hostname)
-    with httpx.Client(timeout=timeout_s, trust_env=not loopback, headers=headers) as client:
+    client = httpx.AsyncClient(timeout=timeout_s, trust_env=not loopback, headers=headers)
 
-        def ask(path: str, *, method: str = "GET") -> _Answer:
-            body: dict[str, Any] | None = {} if method == "POST" else None
-            response = client.request(method, url.rstrip("/") + path, json=body)
-            try:
-                return _Answer(path, response.status_code, response.json())
-            except ValueError:
-                return _Answer(path, response.status_code, None)
+    def ask(path: str, *, method: str = "GET") -> _Answer:
+        work = _exchange(client, method, url.rstrip("/") + path, timeout_s=timeout_s)
+        status, data = run_sync(work)
+        try:
+            return _Answer(path, status, json.loads(data))
+        except (ValueError, RecursionError):
+            return _Answer(path, status, None)
 
+    try:
         yield ask
+    finally:
+        run_sync(client.aclose())
+
+
+async def _exchange(
+    client: httpx.AsyncClient, method: str, url: str, *, timeout_s: float
+) -> tuple[int, bytes]:
+    """Ask once; the limits hold for the whole answer, not for each piece of it."""
+    import httpx
+
+    body: dict[str, Any] | None = {} if method == "POST" else None
+    data = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s), client.stream(method, url, json=body) as response:
+            async for piece in response.aiter_bytes():
+                data += piece
+                if len(data) > _MAX_BYTES:
+                    raise httpx.ReadError(f"the answer has more than {_MAX_BYTES >> 20} MiB")
+            return response.status_code, bytes(data)
+    except TimeoutError:
+        raise httpx.ReadTimeout(f"no complete answer within {timeout_s:g} s") from None
+
+
+def _words(error: Exception) -> str:
+    """Say what failed; the system's own words where a connection did, which httpx keeps inside."""
+    root: BaseException = error
+    while (cause := root.__cause__ or root.__context__) is not None:
+        root = cause
+    refused = isinstance(root, ConnectionError) or type(root) is OSError
+    errno = root.errno if refused and isinstance(root, OSError) else None
+    words = os.strerror(errno) if errno else str(error) or repr(root)
+    return f"{type(error).__name__}: {words}"
 
 
 def _try(ask: _Ask, path: str, *, method: str = "GET") -> _Answer | None:
