@@ -57,6 +57,12 @@ _FAULTS: list[tuple[list[object], str]] = [
     ([{"messages": [{"role": "usr", "content": "x"}]}], "role 'usr' is none of system"),
     ([{"prompt": "x", "tests": "assert x = 1"}], "column 'tests' is no valid Python"),
     ([{"prompt": "x", "tests": " "}], "column 'tests' is empty"),
+    ([{"prompt": "x", "tests": "-" * 100_000 + "1"}], "column 'tests' is no valid Python: "),
+    ([{"prompt": "x", "tests": "a" + ".b" * 99_999}], "column 'tests' is no valid Python: "),
+    (['{"prompt": "x", "prompt": "y"}'], "line 1: no valid JSON: the name 'prompt' stands twice"),
+    (['{"prompt": "x", "user_data": {"a": 1, "a": 2}}'], "the name 'a' stands twice"),
+    ([{"prompt": "x", "seed": 1, "user_data": {"seed": 2}}], "'seed' is 1 and in `user_data` 2"),
+    ([{"prompt": "x", "tests": "a", "user_data": {"tests": "b"}}], "'tests' is 'a' and in `user"),
 ]
 
 

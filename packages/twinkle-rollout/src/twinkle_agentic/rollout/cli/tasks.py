@@ -78,7 +78,7 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row: object = json.loads(line)
+            row: object = json.loads(line, object_pairs_hook=_without_repeats)
         except (ValueError, RecursionError) as error:
             raise RefusedError(f"{path}, line {number}: no valid JSON: {error}") from error
         if not isinstance(row, dict):
@@ -86,6 +86,16 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"{path}, line {number}: expected an object, found {type(row).__name__}"
             )
         yield number, cast("dict[str, Any]", row)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse what `json` takes in silence: of two values of one name it forgets the first."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} stands twice in one object")
+    return row
 
 
 def _check_columns(where: str, row: dict[str, Any], needs: Sequence[str]) -> None:
@@ -117,8 +127,9 @@ def _check_tests(where: str, tests: str | None) -> None:
         raise RefusedError(f"{where}: column 'tests' is empty, so every solution would pass")
     try:
         compile(tests, "<tests>", "exec")
-    except (SyntaxError, ValueError) as error:
-        raise RefusedError(f"{where}: column 'tests' is no valid Python: {error}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # nested too deeply
+        why = str(error) or type(error).__name__
+        raise RefusedError(f"{where}: column 'tests' is no valid Python: {why}") from error
 
 
 def _trajectory(where: str, row: dict[str, Any], task_id: str) -> Trajectory:
@@ -138,5 +149,11 @@ def _trajectory(where: str, row: dict[str, Any], task_id: str) -> Trajectory:
     if "system" in row:
         messages.insert(0, {"role": "system", "content": row["system"]})
     user_data = dict(row.get("user_data") or {})
+    for name in ("tests", "seed"):
+        if name in row and user_data.get(name, row[name]) != row[name]:
+            raise RefusedError(
+                f"{where}: {name!r} is {row[name]!r:.40} and in `user_data` "
+                f"{user_data[name]!r:.40}: give one of them"
+            )
     user_data.update({name: row[name] for name in ("tests", "seed") if name in row})
     return cast("Trajectory", {"id": task_id, "messages": messages, "user_data": user_data})
