@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -35,6 +36,36 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert json.loads(output.part.read_text()) == {"id": "a"}
     assert not output.path.exists()
+
+
+def test_a_part_that_cannot_grow_ends_with_a_whole_line(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    row = {"text": "x" * 300}
+    with RunOutput(tmp_path) as output:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            for _ in range(5):
+                output.add(row)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [json.loads(line) for line in output.part.read_text().splitlines()] == [row] * 3
+
+
+def test_ctrl_c_before_the_command_is_known_is_no_traceback() -> None:
+    script = """
+import signal, sys
+
+class Early:
+    def find_spec(self, name, path=None, target=None):
+        if name.endswith("cli.app"):
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Early())
+from twinkle_agentic.rollout.cli import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, b"")
 
 
 def test_an_earlier_result_is_refused_unless_told(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ def main() -> None:
     reward, a server that does not answer); 2 the input was refused before anything started; 74 the
     work is done and well, but standard output could not be written; 130 Ctrl-C.
     """
-    from twinkle_agentic.rollout.cli.app import app
-    from twinkle_agentic.rollout.cli.refusal import EXIT_UNSEEN
+    from twinkle_agentic.rollout.cli.refusal import EXIT_INTERRUPTED, EXIT_UNSEEN
     from twinkle_agentic.rollout.cli.streams import guard_streams
 
     lost = guard_streams()
+    try:
+        from twinkle_agentic.rollout.cli.app import app
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
     try:
         app()
     except SystemExit as ended:

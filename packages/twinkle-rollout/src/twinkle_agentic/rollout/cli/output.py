@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from twinkle_agentic.rollout.cli.folder_lock import FolderLock
 from twinkle_agentic.rollout.cli.refusal import RefusedError
@@ -37,7 +38,7 @@ class RunOutput:
         self.part = folder / "trajectories.jsonl.part"
         self._overwrite = overwrite
         self._lock = FolderLock(folder)
-        self._file: IO[str] | None = None
+        self._file: FileIO | None = None
         self._full = False
 
     @property
@@ -53,7 +54,7 @@ class RunOutput:
             self.traces.mkdir(exist_ok=True)
             for old in self.traces.glob("*.json"):  # of the run that this one replaces
                 old.unlink()
-            self._file = self.part.open("w", encoding="utf-8")
+            self._file = self.part.open("wb", buffering=0)
         except OSError as error:
             self._lock.release()
             raise RefusedError(f"cannot write to {self.folder}: {error.strerror}") from error
@@ -69,7 +70,7 @@ class RunOutput:
         traceback: TracebackType | None,
     ) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what could not be written is still in its buffer
+            with contextlib.suppress(OSError):  # on a network file system
                 self._file.close()
             self._file = None
         if self.part.exists() and self.part.stat().st_size == 0:  # nothing was finished
@@ -87,12 +88,17 @@ class RunOutput:
 
     def add(self, trajectory: Any) -> None:
         """Append one finished trajectory to the part file, as long as it can be written."""
-        if self._file is not None and not self._full:
-            try:
-                self._file.write(json_line(trajectory))
-                self._file.flush()
-            except OSError:  # `finish` tries with all of them, and says why it cannot
-                self._full = True
+        if self._file is None or self._full:
+            return
+        line = json_line(trajectory).encode()
+        start = self._file.tell()
+        try:
+            while line:
+                line = line[self._file.write(line) or 0 :]
+        except OSError:  # `finish` tries with all of them, and says why it cannot
+            self._full = True
+            with contextlib.suppress(OSError):
+                self._file.truncate(start)  # half a line would spoil the others
 
     def finish(self, trajectories: Sequence[Any]) -> None:
         """Write all trajectories in order and remove the part file.
