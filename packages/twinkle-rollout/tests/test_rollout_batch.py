@@ -486,6 +486,31 @@ async def test_cancelling_closes_every_env(api: Any) -> None:
     assert Watched.open == set()
 
 
+async def test_cancelling_tells_of_a_trajectory_whose_trace_is_being_written(
+    api: Any, echo: ToolManager, tmp_path: Path
+) -> None:
+    writing, go = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def held(_: Any) -> bool:
+        loop.call_soon_threadsafe(writing.set)
+        return go.wait(60)
+
+    told: list[Any] = []
+    rollout = rollout_of(
+        api("answer"), echo, trace_dir=tmp_path, trace_callback=held, on_done=told.append
+    )
+    task = asyncio.create_task(rollout.arun(prompts(1)))
+    await writing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go.set()
+    (out,) = told
+    assert (out["stop_reason"], out["trace_path"]) == ("stop", None)
+    assert out["trace_error"] == "the rollout was cancelled"
+
+
 _INTERRUPTED = r"""
 import os, sys
 from twinkle_agentic.envs.base import Env, StepResult

@@ -102,7 +102,8 @@ class APIMultiTurnRollout(Rollout):
             further calls queue.
         run_last_calls: Overrides which calls of the last turn are executed: all or none.
         on_done: Called with each finished trajectory as it ends, in the event loop: a short
-            function, or a coroutine function. What it raises is logged.
+            function, or a coroutine function (not for one that ends while the rollout is
+            cancelled). What it raises is logged.
 
     Raises:
         ValueError: A limit is out of range, `num_samples` is not 1, or not exactly one of
@@ -273,9 +274,15 @@ class APIMultiTurnRollout(Rollout):
                     out = episode.lost(error)
             out["timing"] = {"queued": waited, **out["timing"]}
             if self._traces is not None:
-                path, problem = await self._write_trace(
-                    self._traces, out, position, step, episode.transcript.raw_replies
-                )
+                try:
+                    path, problem = await self._write_trace(
+                        self._traces, out, position, step, episode.transcript.raw_replies
+                    )
+                except asyncio.CancelledError:
+                    out |= {"trace_path": None, "trace_error": "the rollout was cancelled"}
+                    if on_done is not None:  # it has ended, and nobody else keeps it now
+                        _tell_at_once(on_done, out)
+                    raise
                 out["trace_path"] = path
                 if problem is not None:
                     out["trace_error"] = problem
@@ -326,6 +333,15 @@ async def _all(tasks: list[asyncio.Task[dict[str, Any]]]) -> list[dict[str, Any]
         await asyncio.wait(tasks)
         raise
     return [task.result() for task in tasks]
+
+
+def _tell_at_once(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -> None:
+    if inspect.iscoroutinefunction(on_done):
+        return  # it would hold the cancellation
+    try:
+        on_done(out)
+    except Exception:
+        logger.exception("on_done failed")
 
 
 async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -> None:
