@@ -256,6 +256,19 @@ def test_answer_above_the_limit_loses_the_session_and_names_the_limit(rude_url: 
         assert result.error is not None and "max_message_bytes=100000" in result.error
 
 
+def test_schema_above_the_limit_fails_the_reset_and_names_the_limit(rude_url: Url) -> None:
+    with (
+        client(rude_url("long_schema"), max_message_bytes=10_000) as env,
+        pytest.raises(SessionClosedError, match="/schema is larger than max_message_bytes=10000"),
+    ):
+        env.reset()
+
+
+def test_schema_that_no_parser_takes_is_none(rude_url: Url) -> None:
+    with client(rude_url("deep_schema")) as env:
+        assert env.reset().observation == "ready"
+
+
 def test_action_above_the_limit_is_refused_and_the_session_lives(rude_url: Url) -> None:
     with client(rude_url("echo"), max_action_bytes=1000) as env:
         env.reset()

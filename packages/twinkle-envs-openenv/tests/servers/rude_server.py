@@ -157,6 +157,10 @@ async def over_http(_: ServerConnection, request: Request) -> Response | None:
         return text(HTTPStatus.OK, "{}")
     if request.path.startswith("/drops_listing/") and request.path.endswith("/schema"):
         return text(HTTPStatus.OK, json.dumps({"action": _MCP_ACTION}))
+    if request.path.startswith("/deep_schema/") and request.path.endswith("/schema"):
+        return text(HTTPStatus.OK, "[" * 100_000 + "]" * 100_000)
+    if request.path.startswith("/long_schema/") and request.path.endswith("/schema"):
+        return text(HTTPStatus.OK, json.dumps({"action": {"description": "x" * 100_000}}))
     if request.path.endswith("/schema"):
         return text(HTTPStatus.NOT_FOUND, "{}")
     if not request.path.endswith("/ws"):

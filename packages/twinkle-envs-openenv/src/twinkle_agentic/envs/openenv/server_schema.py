@@ -6,13 +6,17 @@ Coroutines of the background loop.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, SessionClosedError
 from twinkle_agentic.envs.openenv.link_settings import LinkSettings
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["fetch_action_schema"]
 
@@ -32,7 +36,7 @@ async def fetch_action_schema(settings: LinkSettings) -> dict[str, Any] | None:
         `None` where the server has no such endpoint: it speaks the protocol but does not say.
 
     Raises:
-        SessionClosedError: The server cannot be reached.
+        SessionClosedError: The server cannot be reached, or says more than `max_message_bytes`.
         EnvTimeoutError: No answer within `connect_timeout_s`.
     """
     key = (settings.address.http_url, tuple(sorted((settings.headers or {}).items())))
@@ -69,8 +73,8 @@ async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
                 follow_redirects=True,
             ) as client,
         ):
-            response: Any = await client.get(url)
-            body: Any = response.json() if response.status_code == 200 else None
+            status, data = await _read(client, url, max_bytes=settings.max_message_bytes)
+            body: Any = json.loads(data) if status == 200 else None
     except (TimeoutError, httpx.TimeoutException) as error:
         raise EnvTimeoutError(
             f"no answer to GET {url} within connect_timeout_s={limit:g}"
@@ -79,7 +83,7 @@ async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
         raise SessionClosedError(
             f"cannot reach {url}: {error or type(error).__name__}: is the server running there?"
         ) from error
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     schema: Any = (
         cast("Mapping[str, Any]", body).get("action") if isinstance(body, Mapping) else None
@@ -88,6 +92,19 @@ async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
         logger.info("%s does not describe its actions", url)
         return None
     return dict(cast("Mapping[str, Any]", schema))
+
+
+async def _read(client: httpx.AsyncClient, url: str, *, max_bytes: int) -> tuple[int, bytes]:
+    data = bytearray()
+    async with client.stream("GET", url) as response:
+        async for piece in response.aiter_bytes():
+            data += piece
+            if len(data) > max_bytes:
+                raise SessionClosedError(
+                    f"the answer to GET {url} is larger than max_message_bytes={max_bytes}: "
+                    "is it an OpenEnv server?"
+                )
+        return response.status_code, bytes(data)
 
 
 def _seen(task: asyncio.Task[dict[str, Any] | None]) -> None:
