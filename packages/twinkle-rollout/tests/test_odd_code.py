@@ -75,6 +75,20 @@ def test_a_panic_in_one_env_costs_one_trajectory(
     assert error.__name__ in odd["error"]
 
 
+@pytest.mark.parametrize("method", ["areset", "astep", "aevaluate", "aclose"])
+def test_a_generator_exit_is_the_envs_own_failure(api: Any, method: str) -> None:
+    odd, good = play(api, Panicking(method, GeneratorExit), Panicking(None))
+    assert (good["stop_reason"], good["reward"]) == ("env_done", 1.0)
+    if method == "aclose":
+        assert (odd["stop_reason"], odd["reward"]) == ("env_done", 1.0)
+        assert "GeneratorExit" in odd["close_error"]
+    else:
+        assert (odd["stop_reason"], odd["reward"]) == ("env_error", None)
+        assert ("the step was interrupted" if method == "astep" else "GeneratorExit") in odd[
+            "error"
+        ]
+
+
 @pytest.mark.parametrize("method", ["areset", "astep", "aevaluate"])
 def test_ctrl_c_that_arrives_inside_an_env_ends_the_rollout(api: Any, method: str) -> None:
     """On a loop in the main thread without the signal handling of `asyncio.run`."""

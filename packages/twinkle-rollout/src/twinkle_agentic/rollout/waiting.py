@@ -72,7 +72,8 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
         raise BlockingCallError("the call was cancelled from inside")
     try:
         return task.result()
-    except KeyboardInterrupt as error:  # Ctrl-C: whoever runs the loop has it already
+    # Whoever runs the loop has the first already; the second would seem to close this coroutine.
+    except (KeyboardInterrupt, GeneratorExit) as error:
         raise _contained_error(error) from error
 
 

@@ -195,7 +195,8 @@ class ToolManager:
         if task.done():
             try:
                 return self._succeeded(ready, task.result())
-            except KeyboardInterrupt as error:  # Ctrl-C: whoever runs the loop has it already
+            # Whoever runs the loop has the first already; the second would seem to close this coroutine.
+            except (KeyboardInterrupt, GeneratorExit) as error:
                 return self._failed(ready, error)
         let_go(task)
         return self._timed_out(ready, timeout_s)
