@@ -72,7 +72,7 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
         raise BlockingCallError("the call was cancelled from inside")
     try:
         return task.result()
-    # Whoever runs the loop has the first already; the second would seem to close this coroutine.
+    # Whoever runs the loop has the first already, and the second would seem to end us.
     except (KeyboardInterrupt, GeneratorExit) as error:
         raise _contained_error(error) from error
 

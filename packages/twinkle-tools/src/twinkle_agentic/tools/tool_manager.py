@@ -195,7 +195,7 @@ class ToolManager:
         if task.done():
             try:
                 return self._succeeded(ready, task.result())
-            # Whoever runs the loop has the first already; the second would seem to close this coroutine.
+            # Whoever runs the loop has the first already, and the second would seem to end us.
             except (KeyboardInterrupt, GeneratorExit) as error:
                 return self._failed(ready, error)
         let_go(task)
