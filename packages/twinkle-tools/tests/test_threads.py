@@ -395,6 +395,21 @@ def test_queued_call_fails_when_no_thread_can_be_started_for_it() -> None:
     assert pool.submit(int).result(WAIT_S) == 0
 
 
+def test_call_waits_for_a_running_one_where_the_system_gives_no_further_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool, go = ThreadPool(8), threading.Event()
+    first = pool.submit(go.wait, WAIT_S)
+    with no_further_threads():
+        queued = [pool.submit(abs, -number) for number in range(3)]
+        assert not any(future.done() for future in queued)
+        go.set()
+        assert [future.result(WAIT_S) for future in (first, *queued)] == [True, 0, 1, 2]
+    assert caplog.text.count("the system gives no further thread") == 1
+    together = threading.Barrier(8)
+    assert not wait([pool.submit(together.wait, WAIT_S) for _ in range(8)], WAIT_S).not_done
+
+
 class Unprintable(BaseException):
     def __repr__(self) -> str:
         raise RuntimeError("no text")

@@ -82,7 +82,7 @@ class ThreadPool:
         the call has started.
 
         Raises:
-            RuntimeError: The system gives no further thread.
+            RuntimeError: The system gives no thread, and no call runs whose thread comes free.
         """
         call = _Call(self, function, args, kwargs)
         try:
@@ -91,6 +91,8 @@ class ThreadPool:
                 worker = self._next_worker()
             self._wake(worker)
         except BaseException as error:  # no further thread, or Ctrl-C
+            if isinstance(error, RuntimeError) and self._threads_will_come():
+                return call
             with self._lock:
                 refused = self._waiting.pop(call, self) is None
                 self._woken_at = None
@@ -105,7 +107,7 @@ class ThreadPool:
 
         Raises:
             BlockingCallError: The call raised something that an event loop takes for its own.
-            RuntimeError: The system gives no further thread.
+            RuntimeError: The system gives no thread, and no call runs whose thread comes free.
             Exception: Whatever else the call raises.
         """
         loop = asyncio.get_running_loop()
@@ -203,11 +205,13 @@ class ThreadPool:
             raise
 
     def _wake_or_fail(self, worker: _Worker | None) -> None:
-        """Wake a worker; where the system gives no thread, the oldest call fails with that."""
+        """Wake a worker; without one, and without a running call, the oldest call fails with that."""
         while worker is not None:
             try:
                 self._wake(worker)
             except RuntimeError as error:
+                if self._threads_will_come():
+                    return
                 with self._lock:
                     call = self._waiting.popitem(last=False)[0] if self._waiting else None
                     worker = self._next_worker()
@@ -215,6 +219,17 @@ class ThreadPool:
                     call.fail(error)
             else:
                 return
+
+    def _threads_will_come(self) -> bool:
+        """Tell whether queued calls get the threads of running ones, for want of new ones."""
+        with self._lock:
+            coming, said = self._busy > 0, self._short_of_threads
+            self._short_of_threads = said or coming
+        if coming and not said:
+            logger.warning(
+                "the system gives no further thread: calls wait for those that run (%d)", self._busy
+            )
+        return coming
 
     def _empty(self) -> None:
         # Reentrant: a finalizer that is run while it is held may give a call, too.
@@ -225,6 +240,7 @@ class ThreadPool:
         # When the worker was woken that has not looked at the queue yet.
         self._woken_at: float | None = None
         self._abandoned = 0
+        self._short_of_threads = False  # it has been said
 
 
 class _Call(Future[Any]):
