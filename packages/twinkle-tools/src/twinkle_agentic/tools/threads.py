@@ -205,7 +205,7 @@ class ThreadPool:
             raise
 
     def _wake_or_fail(self, worker: _Worker | None) -> None:
-        """Wake a worker; without one, and without a running call, the oldest call fails with that."""
+        """Wake a worker; without one, and with no call running, the oldest call fails with that."""
         while worker is not None:
             try:
                 self._wake(worker)
