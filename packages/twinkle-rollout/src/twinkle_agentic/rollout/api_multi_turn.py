@@ -24,7 +24,7 @@ from twinkle_agentic.rollout.checks import (
     resolve_managers,
     tools_or_envs,
 )
-from twinkle_agentic.rollout.env_life import EnvPlan
+from twinkle_agentic.rollout.env_life import EnvPlan, EnvThreads
 from twinkle_agentic.rollout.episode import Episode, Plan
 from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
@@ -179,11 +179,8 @@ class APIMultiTurnRollout(Rollout):
             if trace_dir
             else None
         )
-        self._threads = ThreadPool(max_threads)
+        self._env_threads = EnvThreads(max_threads)
         self._api_threads = ThreadPool(max(max_threads, concurrency or 4096))
-        self._reset_threads = ThreadPool(max_threads)
-        self._close_threads = ThreadPool(max_threads)
-        self._live_envs: set[int] = set()
         self._trace_threads = ThreadPool(4)
 
     @property
@@ -247,9 +244,16 @@ class APIMultiTurnRollout(Rollout):
                 pool=self._api_threads,
             ),
             limits=self.limits,
-            envs=None if factory is None else self._env_plan(factory),
+            envs=None
+            if factory is None
+            else EnvPlan(
+                factory=factory,
+                limits=self.limits,
+                reset_observation=self.reset_observation,
+                threads=self._env_threads,
+            ),
             run_last_calls=self.run_last_calls,
-            step_pool=self._threads,
+            step_pool=self._env_threads.step,
         )
         places = asyncio.Semaphore(
             descriptor_limit(min(self.concurrency or len(given), len(given)))
@@ -293,17 +297,6 @@ class APIMultiTurnRollout(Rollout):
         async with plan.ask.lease():
             tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
             return cast("list[FinishedTrajectory]", await _all(tasks))
-
-    def _env_plan(self, factory: EnvFactory) -> EnvPlan:
-        return EnvPlan(
-            factory=factory,
-            limits=self.limits,
-            reset_observation=self.reset_observation,
-            reset_pool=self._reset_threads,
-            step_pool=self._threads,
-            close_pool=self._close_threads,
-            live_envs=self._live_envs,
-        )
 
     async def _write_trace(
         self,

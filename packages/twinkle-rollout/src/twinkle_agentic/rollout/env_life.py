@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -31,10 +31,31 @@ from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.threads import ThreadPool, run_blocking, use_pool
 from twinkle_agentic.tools.tool_manager import ToolManager
 
-__all__ = ["NO_TIMING", "EnvLife", "EnvPlan", "check_return"]
+__all__ = ["NO_TIMING", "EnvLife", "EnvPlan", "EnvThreads", "check_return"]
 
 NO_TIMING: Mapping[str, float] = MappingProxyType({"reset": 0.0, "evaluate": 0.0, "close": 0.0})
 """The timing of a trajectory without an env of its own."""
+
+
+class EnvThreads:
+    """The threads of a rollout's envs, and which envs are in use; over all calls of the rollout.
+
+    Args:
+        max_threads: Of each kind.
+
+    Attributes:
+        reset: For making and resetting: resets that wait for room must not take the threads of the
+            steps that make it.
+        step: For steps and scoring.
+        close: For closing.
+        live_envs: Ids of the envs in use, to notice a factory that returns one twice.
+    """
+
+    def __init__(self, max_threads: int) -> None:
+        self.reset = ThreadPool(max_threads)
+        self.step = ThreadPool(max_threads)
+        self.close = ThreadPool(max_threads)
+        self.live_envs: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +66,13 @@ class EnvPlan:
         factory: Makes the env of a trajectory.
         limits: How long making, resetting, stepping, scoring and closing may take.
         reset_observation: Where the observation of `reset` goes.
-        reset_pool: Threads for making and resetting: resets that wait for room must not take the
-            threads of the steps that make it.
-        step_pool: Threads for steps and scoring.
-        close_pool: Threads for closing.
-        live_envs: Ids of the envs in use, to notice a factory that returns one twice.
+        threads: Where all of that runs.
     """
 
     factory: EnvFactory
     limits: Limits
     reset_observation: ResetObservation
-    reset_pool: ThreadPool
-    step_pool: ThreadPool
-    close_pool: ThreadPool
-    live_envs: set[int] = field(default_factory=set[int])
+    threads: EnvThreads
 
 
 class EnvLife:
@@ -94,24 +108,24 @@ class EnvLife:
         """
         own = Deadline(self._plan.limits.reset_timeout_s)
         started = time.monotonic()
-        use_pool(self._plan.reset_pool)
+        use_pool(self._plan.threads.reset)
         try:
             return await self._open(lambda: deadline.cap_s(own.left_s()))
         finally:
-            use_pool(self._plan.step_pool)
+            use_pool(self._plan.threads.step)
             self.timing["reset"] += time.monotonic() - started
 
     async def _open(self, left_s: Callable[[], float | None]) -> Toolbox:
         env = await make_env(self._plan.factory, self._trajectory, timeout_s=left_s())
-        if id(env) in self._plan.live_envs:
+        if id(env) in self._plan.threads.live_envs:
             raise EnvError(
                 "env_factory returned an env that another trajectory is using: make one per "
                 "trajectory"
             )
-        self._plan.live_envs.add(id(env))
+        self._plan.threads.live_envs.add(id(env))
         self._env = env
         self._first = await reset_env(env, self._trajectory, timeout_s=left_s())
-        use_pool(self._plan.step_pool)
+        use_pool(self._plan.threads.step)
         step_s = self._plan.limits.tool_timeout_s
         tools = await bounded(run_blocking(EnvTool.from_env, env, timeout_s=step_s), left_s())
         return Toolbox(ToolManager(tools, timeout_s=step_s), own_limits=True)
@@ -156,9 +170,9 @@ class EnvLife:
         started = time.monotonic()
         try:
             timeout_s = self._plan.limits.close_timeout_s
-            self.close_error = await close_env(env, self._plan.close_pool, timeout_s=timeout_s)
+            self.close_error = await close_env(env, self._plan.threads.close, timeout_s=timeout_s)
         finally:
-            self._plan.live_envs.discard(id(env))
+            self._plan.threads.live_envs.discard(id(env))
             self.timing["close"] += time.monotonic() - started
 
 

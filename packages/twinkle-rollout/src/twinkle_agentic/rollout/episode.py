@@ -10,7 +10,7 @@ from typing import Any
 
 from twinkle_agentic.rollout.asking import Ask, failure_of
 from twinkle_agentic.rollout.env_life import NO_TIMING, EnvLife, EnvPlan, check_return
-from twinkle_agentic.rollout.finished import outcome_fields
+from twinkle_agentic.rollout.finished import outcome_fields, reward_of
 from twinkle_agentic.rollout.history import GIVEN_UP, NOT_EXECUTED, Reply, looks_like_call
 from twinkle_agentic.rollout.tokens import TokenLog
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
@@ -270,11 +270,14 @@ class Episode:
 
     def _reward(self) -> float | None:
         assert self._stop is not None
-        if self._stop.infrastructure or self._unscored or self.transcript.turns == 0:
+        if self._unscored:
             return None
-        if not self._toolbox.has_env:
-            return None
-        return sum(self._toolbox.steps.rewards) + (self._eval_reward or 0.0)
+        return reward_of(
+            self._toolbox,
+            stop=self._stop,
+            turns=self.transcript.turns,
+            eval_reward=self._eval_reward,
+        )
 
     def _output(self) -> dict[str, Any]:
         env_s = NO_TIMING if self._env is None else self._env.timing

@@ -11,7 +11,7 @@ from twinkle_agentic.tools.types import Trajectory
 if TYPE_CHECKING:
     from twinkle_agentic.rollout.tool_turn import Toolbox
 
-__all__ = ["FinishedTrajectory", "SampledTrajectory", "TokenTurn", "outcome_fields"]
+__all__ = ["FinishedTrajectory", "SampledTrajectory", "TokenTurn", "outcome_fields", "reward_of"]
 
 
 class TokenTurn(TypedDict):
@@ -107,6 +107,22 @@ class SampledTrajectory(FinishedTrajectory):
     input_ids: list[int]
     labels: list[int]
     logprobs: list[Any] | None
+
+
+def reward_of(
+    toolbox: Toolbox, *, stop: StopReason, turns: int, eval_reward: float | None
+) -> float | None:
+    """Return the reward of a trajectory; `None` where there is none, as `FinishedTrajectory` says.
+
+    Args:
+        toolbox: Its steps.
+        stop: Why it ended.
+        turns: Messages the model wrote.
+        eval_reward: What `evaluate` gave, if anything.
+    """
+    if stop.infrastructure or turns == 0 or not toolbox.has_env:
+        return None
+    return sum(toolbox.steps.rewards) + (eval_reward or 0.0)
 
 
 def outcome_fields(

@@ -16,7 +16,7 @@ from twinkle_agentic.rollout.checks import (
     resolve_managers,
     tools_or_envs,
 )
-from twinkle_agentic.rollout.env_life import EnvLife, EnvPlan
+from twinkle_agentic.rollout.env_life import EnvLife, EnvPlan, EnvThreads
 from twinkle_agentic.rollout.finished import SampledTrajectory
 from twinkle_agentic.rollout.sampled_batch import SampledBatch
 from twinkle_agentic.rollout.sampled_run import SampledRun
@@ -24,7 +24,6 @@ from twinkle_agentic.rollout.structural import Sampler, Template
 from twinkle_agentic.rollout.trace import TraceWriter, trace_record
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
 from twinkle_agentic.tools.limits import check_count
-from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = ["MultiTurnRollout"]
 
@@ -133,10 +132,7 @@ class MultiTurnRollout(Rollout):
         self.trace_dir = trace_dir
         self.trace_callback = trace_callback
         self.success_callback = success_callback
-        self._threads = ThreadPool(max_threads)
-        self._reset_threads = ThreadPool(max_threads)
-        self._close_threads = ThreadPool(max_threads)
-        self._live_envs: set[int] = set()
+        self._env_threads = EnvThreads(max_threads)
         self._traces = (
             TraceWriter(
                 trace_dir,
@@ -185,7 +181,9 @@ class MultiTurnRollout(Rollout):
         given = check_trajectories(trajectories)
         runs = self._runs(given, kwargs)
         params = one_sample(kwargs.get("sampling_params") or self.sampling_params)
-        batch = SampledBatch(self.sampler, runs, limits=self.limits, step_pool=self._threads)
+        batch = SampledBatch(
+            self.sampler, runs, limits=self.limits, step_pool=self._env_threads.step
+        )
         timing = batch.roll(params)
         outs = [run.output(timing) for run in runs]
         if self._traces is not None:
@@ -212,10 +210,7 @@ class MultiTurnRollout(Rollout):
             factory=factory,
             limits=self.limits,
             reset_observation=self.reset_observation,
-            reset_pool=self._reset_threads,
-            step_pool=self._threads,
-            close_pool=self._close_threads,
-            live_envs=self._live_envs,
+            threads=self._env_threads,
         )
         return [
             SampledRun(number, trajectory, self.template, None, EnvLife(plan, trajectory))

@@ -9,7 +9,7 @@ from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.rollout.asking import failure_of
 from twinkle_agentic.rollout.bridge import IGNORED, BridgeError, append_ids, bridge_ids, plain
 from twinkle_agentic.rollout.env_life import EnvLife, check_return
-from twinkle_agentic.rollout.finished import outcome_fields
+from twinkle_agentic.rollout.finished import outcome_fields, reward_of
 from twinkle_agentic.rollout.history import GIVEN_UP, NOT_EXECUTED, looks_like_call
 from twinkle_agentic.rollout.structural import SampledSequence, Template
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
@@ -208,9 +208,9 @@ class SampledRun:
 
     def _reward(self) -> float | None:
         assert self.stop is not None
-        if self.stop.infrastructure or self.turns == 0 or not self.toolbox.has_env:
-            return None
-        return sum(self.toolbox.steps.rewards) + (self._eval_reward or 0.0)
+        return reward_of(
+            self.toolbox, stop=self.stop, turns=self.turns, eval_reward=self._eval_reward
+        )
 
     def _end_by_env(self, failure: Failure) -> None:
         self.stop, self.failure = StopReason.ENV_ERROR, failure
