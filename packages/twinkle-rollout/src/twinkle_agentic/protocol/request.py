@@ -76,10 +76,7 @@ def _other_fields(
 
 def _json(value: Any) -> str:
     try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-        if "\\ud" in text:  # the half of a character, perhaps, which no server takes
-            text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-            return clean_text(text)
-        return text
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        return clean_text(text)  # the half of a character is what no server takes
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the request cannot be written as JSON: {error}") from error
