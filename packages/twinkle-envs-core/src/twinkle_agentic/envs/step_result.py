@@ -37,10 +37,12 @@ class StepResult:
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+        if name != "reward":
+            return
         # A subclass or wrapper that rewards what its inner env did not need not know of the flag,
         # which would make the reward count for nothing.
         info: Any = self.__dict__.get("info")  # not there while the result is made
-        if name == "reward" and isinstance(info, dict) and "reward_missing" in info:
+        if isinstance(info, dict) and "reward_missing" in info:
             # A new dict: copies of a result share theirs.
             kept = cast("dict[str, Any]", info).items()
             self.info = {key: known for key, known in kept if key != "reward_missing"}
