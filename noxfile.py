@@ -176,9 +176,11 @@ def _fresh_environment(session: nox.Session, name: str) -> Path:
 
 
 def _install(session: nox.Session, python: Path, *what: str) -> None:
-    # The wheels are taken from dist/, so the version ranges between our packages are checked.
+    # The wheels are taken from dist/, so the version ranges between our packages are checked. uv
+    # would take one of the same version that it has seen at this place before, out of its cache.
     command = ["uv", "pip", "install", "-q", "--python", str(python), "--find-links", str(DIST)]
-    session.run(*command, *what, external=True)
+    fresh = [f"--refresh-package={name}" for name in BY_NAME]
+    session.run(*command, *fresh, *what, external=True)
 
 
 def _check_contents(built: dict[str, Path]) -> None:
