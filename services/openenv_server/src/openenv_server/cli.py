@@ -16,8 +16,8 @@ import uvicorn
 from uvicorn.config import LOG_LEVELS
 from uvicorn.supervisors import Multiprocess
 
-from openenv_server.listening import CannotListenError, listen, url_of
 from openenv_server.settings import EXECUTOR_NAMES, Settings, SettingsError
+from twinkle_isolation.listening import CannotListenError, listen, url_of
 
 __all__ = ["main"]
 

@@ -15,9 +15,9 @@ import uvicorn
 from sandbox_server.access import is_loopback
 from sandbox_server.app import create_app
 from sandbox_server.config import ServerConfig
-from sandbox_server.listening import CannotListenError, listen, url_of
 from sandbox_server.templates import DataDirInUseError
 from twinkle_isolation import Limits
+from twinkle_isolation.listening import CannotListenError, listen, url_of
 
 __all__ = ["main"]
 

@@ -1,4 +1,4 @@
-"""The sockets of the server, taken before anything else is started."""
+"""The sockets of a service, taken before anything else is started; both services say the same."""
 
 from __future__ import annotations
 
