@@ -29,6 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # would point the session's environment at that copy.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
+# Most tests wait, for a process, a limit or Ray, so two run side by side on any machine. With `-n0`
+# after `--` they do not (for `-s` and `--pdb`).
+SIDE_BY_SIDE = ("-n", "2", "--dist", "worksteal")
+
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 
@@ -98,14 +102,14 @@ def tests(session: nox.Session, package: str) -> None:
     sync(session, "--package", chosen.name, *extras)
     for other in chosen.beside:
         sync(session, "--package", other)
-    session.run("pytest", f"{chosen.folder}/tests", *session.posargs)
+    session.run("pytest", *SIDE_BY_SIDE, f"{chosen.folder}/tests", *session.posargs)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """The cross-package tests: real servers, real clients, real processes."""
     sync(session, "--all-packages", "--all-extras", "--group", "test")
-    session.run("pytest", "tests", "--ignore=tests/docs", *session.posargs)
+    session.run("pytest", *SIDE_BY_SIDE, "tests", "--ignore=tests/docs", *session.posargs)
 
 
 @nox.session
