@@ -16,6 +16,7 @@ import pytest
 
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.cli.run_record import RunRecord
 
 
 def test_finish_writes_all_in_order_and_removes_the_part(tmp_path: Path) -> None:
@@ -83,6 +84,65 @@ def test_overwriting_removes_the_traces_of_the_earlier_run(tmp_path: Path) -> No
         output.finish([])
     with RunOutput(tmp_path, overwrite=True) as output:
         assert list(output.traces.iterdir()) == []
+
+
+RECORD = RunRecord.of([{"messages": []}], {"max_turns": 6})
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b'{"id": "a"}', b"\xff", b'{"reward": 1.0}'])
+def test_a_result_that_cannot_be_read_is_not_resumed(tmp_path: Path, line: bytes) -> None:
+    with RunOutput(tmp_path, record=RECORD) as output:
+        output.add({"id": "a", "reward": 1.0})
+    spoilt = line + b"\n" + output.part.read_bytes()
+    output.part.write_bytes(spoilt)
+    refused = pytest.raises(RefusedError, match=r"part, line 1 is no trajectory: .*--overwrite")
+    with refused, RunOutput(tmp_path, record=RECORD, resume=True):
+        pass
+    assert output.part.read_bytes() == spoilt
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"settings": 1}', '{"settings": {}}'])
+def test_a_record_that_cannot_be_read_is_not_taken_for_the_same(tmp_path: Path, text: str) -> None:
+    with RunOutput(tmp_path, record=RECORD) as output:
+        output.finish([{"id": "a", "reward": 1.0}])
+    (tmp_path / "run.json").write_text(text)
+    refused = pytest.raises(RefusedError, match="is no record of a run")
+    with refused, RunOutput(tmp_path, record=RECORD, resume=True):
+        pass
+
+
+def test_a_setting_that_only_the_earlier_run_had_is_a_difference(tmp_path: Path) -> None:
+    other = RunRecord({**RECORD.settings, "min_p": 0.1}, RECORD.tasks)
+    with RunOutput(tmp_path, record=other) as output:
+        output.finish([{"id": "a", "reward": 1.0}])
+    refused = pytest.raises(RefusedError, match=r"--min-p 0\.1, asked for is None")
+    with refused, RunOutput(tmp_path, record=RECORD, resume=True):
+        pass
+
+
+def test_an_overwriting_run_that_was_cut_short_is_not_resumed_with_the_older_result(
+    tmp_path: Path,
+) -> None:
+    with RunOutput(tmp_path, record=RECORD) as output:
+        output.finish([{"id": "a", "reward": 1.0}])
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RunOutput(tmp_path, record=RECORD, overwrite=True),
+    ):
+        raise KeyboardInterrupt
+    assert json.loads(output.path.read_text())["id"] == "a"  # until there is another
+    with RunOutput(tmp_path, record=RECORD, resume=True) as resumed:
+        assert resumed.kept == {}
+
+
+def test_a_result_without_a_record_takes_the_place_of_one_that_had_one(tmp_path: Path) -> None:
+    with RunOutput(tmp_path, record=RECORD) as output:
+        output.finish([{"id": "a", "reward": 1.0}])
+    with RunOutput(tmp_path, overwrite=True) as output:
+        output.finish([{"id": "a", "reward": 0.0}])
+    refused = pytest.raises(RefusedError, match=r"no .*run\.json")
+    with refused, RunOutput(tmp_path, record=RECORD, resume=True):
+        pass
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

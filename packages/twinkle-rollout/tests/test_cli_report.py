@@ -56,3 +56,14 @@ def test_on_a_narrow_screen_names_and_errors_give_way_and_no_figure(width: int) 
 
 def test_a_name_with_brackets_is_shown_as_it_is() -> None:
     assert table(100, {"id": "a[/b]"})[4].split("│")[1].strip() == "a[/b]"
+
+
+def test_groups_count_what_was_scored() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    rewards = {"a": [1.0, 0.0], "b": [0.0, 0.0], "c": [1.0, None], "d": [None, None]}
+    samples = [(task, n, r) for task, group in rewards.items() for n, r in enumerate(group)]
+    rows = [{"task": t, "sample": n, "reward": r, "stop_reason": "stop"} for t, n, r in samples]
+    print_summary(console, rows, 1.0)
+    assert isinstance(console.file, io.StringIO)
+    expected = "4: 2 with a reward above 0 in some sample, 1 with the same reward in all"
+    assert expected in console.file.getvalue()

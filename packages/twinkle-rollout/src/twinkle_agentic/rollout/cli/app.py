@@ -138,8 +138,22 @@ def run(
         float,
         typer.Option(min=0.001, metavar="SEC", help="Seconds for one step on the OpenEnv server."),
     ] = 120.0,
+    samples: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Trajectories per task, as group-relative methods need them."
+        ),
+    ] = 1,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the result of an earlier run.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Keep what an earlier run in --out has scored, and run the others; with nothing "
+            "there, start.",
+        ),
     ] = False,
     plots: _Plots = None,
 ) -> None:
@@ -182,7 +196,9 @@ def run(
         request_timeout_s=request_timeout_s,
         deadline_s=deadline_s,
         step_timeout_s=step_timeout_s,
+        samples=samples,
         overwrite=overwrite,
+        resume=resume,
         plots=plots,
     )
     _exit(lambda console: run_tasks(console, options))
@@ -295,7 +311,8 @@ def _exit(command: Callable[[Console], int]) -> None:
         code = EXIT_REFUSED
     except KeyboardInterrupt as stopped:
         errors.print(
-            "interrupted: what was finished, if anything, is in the output folder (*.part)"
+            "interrupted: what was finished, if anything, is in the output folder (*.part); "
+            "`run --resume` goes on with it"
         )
         code = stopped.exit_code if isinstance(stopped, _Stopped) else EXIT_INTERRUPTED
     raise typer.Exit(code)

@@ -36,7 +36,7 @@ def execute(
 
     Args:
         console: Where tables go, and the progress where it is a terminal (else to stderr).
-        tasks: The trajectories to start from.
+        tasks: The trajectories to start from; those that `output` has kept are not run again.
         api: The model endpoint.
         env_factory: Makes the env of one trajectory.
         output: Entered.
@@ -48,7 +48,11 @@ def execute(
         The exit code: 0 where every trajectory has a reward and is written, else 1.
     """
     start = time.monotonic()
-    with make_progress(console, len(tasks)) as progress:
+    left = output.left(tasks)
+    if len(left) < len(tasks):
+        kept = len(tasks) - len(left)
+        console.print(f"{kept} of {len(tasks)} trajectories are kept from the earlier run")
+    with make_progress(console, len(left)) as progress:
 
         def on_done(trajectory: Any) -> None:
             output.add(trajectory)
@@ -62,7 +66,7 @@ def execute(
             on_done=on_done,
             **rollout_options,
         )
-        trajectories = rollout(list(tasks))
+        trajectories = output.whole(tasks, rollout(left))
     unwritten = _finish(output, trajectories)
     print_table(console, trajectories)
     print_summary(console, trajectories, time.monotonic() - start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,9 @@ from typing import Any, Self
 
 from twinkle_agentic.rollout.cli.folder_lock import FolderLock
 from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.cli.run_record import RunRecord, scored_rows, trace_names
 from twinkle_agentic.rollout.export import json_line, write_jsonl
+from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["RunOutput"]
 
@@ -25,18 +27,34 @@ class RunOutput:
 
     Args:
         folder: Made when the context is entered.
+        record: What decides the results, written to `run.json`; a run without one cannot be
+            resumed.
         overwrite: Replace the result of an earlier run, its traces included.
+        resume: Keep what an earlier run with the same record has scored, where there is one.
+
+    Attributes:
+        kept: Trajectories of the earlier run, by `id`; known once the context is entered.
 
     Raises:
-        RefusedError: On entering: another run has the folder, there is a result already, or the
-            folder cannot be made.
+        RefusedError: On entering: another run has the folder, there is a result already (to resume:
+            one with another record), or the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        record: RunRecord | None = None,
+        overwrite: bool = False,
+        resume: bool = False,
+    ) -> None:
         self.folder = folder
         self.path = folder / "trajectories.jsonl"
         self.part = folder / "trajectories.jsonl.part"
+        self.kept: dict[str, dict[str, Any]] = {}
+        self._record = record
         self._overwrite = overwrite
+        self._resume = resume
         self._lock = FolderLock(folder)
         self._file: FileIO | None = None
         self._full = False
@@ -50,11 +68,11 @@ class RunOutput:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
-            self._check_earlier()
-            self.traces.mkdir(exist_ok=True)
-            for old in self.traces.glob("*.json"):  # of the run that this one replaces
-                old.unlink()
-            self._file = self.part.open("wb", buffering=0)
+            self.kept = self._look_at_earlier()
+            self._clear_traces()
+            self._write_record()
+            write_jsonl(self.part, self.kept.values())
+            self._file = self.part.open("ab", buffering=0)
         except OSError as error:
             self._lock.release()
             raise RefusedError(f"cannot write to {self.folder}: {error.strerror}") from error
@@ -73,18 +91,49 @@ class RunOutput:
             with contextlib.suppress(OSError):  # on a network file system
                 self._file.close()
             self._file = None
-        if self.part.exists() and self.part.stat().st_size == 0:  # nothing was finished
+        # An empty one says, beside an earlier result, that this run does not go on with that.
+        if self.part.exists() and not self.part.stat().st_size and not self.path.exists():
             self.part.unlink()
         self._lock.release()
 
-    def _check_earlier(self) -> None:
-        if self._overwrite:
-            return
-        for path in (self.path, self.part):
-            if path.exists():
-                raise RefusedError(
-                    f"{path} is there already: choose another --out, or pass --overwrite"
-                )
+    def _look_at_earlier(self) -> dict[str, dict[str, Any]]:
+        # What a run that did not end has kept of an earlier result is in its part file, too.
+        earlier = next((path for path in (self.part, self.path) if path.exists()), None)
+        if earlier is None or self._overwrite:
+            return {}
+        if not self._resume or self._record is None:
+            or_go_on = "" if self._record is None else ", or --resume to go on with it"
+            raise RefusedError(
+                f"{earlier} is there already: choose another --out, or pass --overwrite{or_go_on}"
+            )
+        self._record.check(self._record_path)
+        return scored_rows(earlier)
+
+    def _clear_traces(self) -> None:
+        self.traces.mkdir(exist_ok=True)
+        kept = trace_names(self.kept)
+        for old in self.traces.glob("*.json"):  # of the run that this one replaces
+            if old.name not in kept:
+                old.unlink()
+
+    def _write_record(self) -> None:
+        if self._record is None:
+            self._record_path.unlink(missing_ok=True)  # of another run
+        else:
+            self._record.write(self._record_path)
+
+    @property
+    def _record_path(self) -> Path:
+        return self.folder / "run.json"
+
+    def left(self, tasks: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the tasks that the earlier run has not scored, in their order."""
+        return [task for task in tasks if _id_of(task) not in self.kept]
+
+    def whole(self, tasks: Sequence[Trajectory], finished: Sequence[Any]) -> list[Any]:
+        """Return one trajectory for each task: kept ones, and `finished` for those of `left`."""
+        fresh = iter(finished)
+        return [self.kept.get(_id_of(task)) or next(fresh) for task in tasks]
 
     def add(self, trajectory: Any) -> None:
         """Append one finished trajectory to the part file, as long as it can be written."""
@@ -108,3 +157,7 @@ class RunOutput:
         """
         write_jsonl(self.path, trajectories)
         self.part.unlink(missing_ok=True)
+
+
+def _id_of(task: Mapping[str, Any]) -> str:
+    return str(task.get("id"))

@@ -60,6 +60,8 @@ def print_summary(
     table = Table(show_header=False, box=None, pad_edge=False)
     mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none"
     table.add_row("mean reward", f"{mean} over {len(rewards)} scored of {len(trajectories)}")
+    if any("sample" in row for row in trajectories):
+        table.add_row("tasks", _groups(trajectories))
     table.add_row("stop reasons", ", ".join(f"{k} {n}" for k, n in reasons.most_common()))
     table.add_row("turns", f"{sum(turns)} in all, median {median(turns):g}" if turns else "none")
     failed = sum(len(row.get("failed_steps") or ()) for row in trajectories)
@@ -78,6 +80,21 @@ def print_summary(
 def unscored(trajectories: Sequence[Mapping[str, Any]]) -> int:
     """Return how many trajectories have no reward, for an infrastructure failure."""
     return sum(row.get("reward") is None for row in trajectories)
+
+
+def _groups(trajectories: Sequence[Mapping[str, Any]]) -> str:
+    """Say what the samples of each task have in common: equal ones teach a group nothing."""
+    rewards: dict[str, list[float]] = {}
+    for row in trajectories:
+        group = rewards.setdefault(str(row.get("task")), [])
+        if row.get("reward") is not None:
+            group.append(row["reward"])
+    positive = sum(any(reward > 0 for reward in group) for group in rewards.values())
+    equal = sum(len(group) > 1 and len(set(group)) == 1 for group in rewards.values())
+    return (
+        f"{len(rewards)}: {positive} with a reward above 0 in some sample, {equal} with the same "
+        "reward in all"
+    )
 
 
 def _seconds(row: Mapping[str, Any]) -> float:

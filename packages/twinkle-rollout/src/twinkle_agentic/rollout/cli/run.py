@@ -11,9 +11,14 @@ from twinkle_agentic.rollout.cli.environments import choose_env
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.probes import Probe, probe_coding, probe_model, probe_openenv
 from twinkle_agentic.rollout.cli.refusal import RefusedError
-from twinkle_agentic.rollout.cli.tasks import read_tasks
+from twinkle_agentic.rollout.cli.run_record import RunRecord
+from twinkle_agentic.rollout.cli.tasks import read_tasks, repeat_tasks
 
 __all__ = ["RunOptions", "run"]
+
+# Results that differ in one of these are not of one run. Limits of time are none of them, but the
+# deadline: what it cuts has a reward.
+_DECIDES = ("env", "model", "samples", "max_turns", "max_tokens", "temperature", "deadline_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,9 @@ class RunOptions:
     request_timeout_s: float
     deadline_s: float | None
     step_timeout_s: float
+    samples: int
     overwrite: bool
+    resume: bool
     plots: bool | None
 
 
@@ -51,7 +58,10 @@ def run(console: Console, options: RunOptions) -> int:
     choice = choose_env(
         options.env, base_url=options.base_url, message_timeout_s=options.step_timeout_s
     )
+    if options.resume and options.overwrite:
+        raise RefusedError("--resume keeps an earlier result, --overwrite replaces it: give one")
     tasks = read_tasks(options.tasks, needs=choice.needs, ignores=choice.ignores)
+    tasks = repeat_tasks(tasks, options.samples)
     if choice.url:
         _require(probe_openenv(choice.url), "--base-url")
         if choice.runs_code:
@@ -67,7 +77,13 @@ def run(console: Console, options: RunOptions) -> int:
     from twinkle_agentic.protocol.sampling import SamplingParams
     from twinkle_agentic.rollout.cli.execution import execute
 
-    with RunOutput(options.out, overwrite=options.overwrite) as output:
+    output = RunOutput(
+        options.out,
+        record=RunRecord.of(tasks, {name: getattr(options, name) for name in _DECIDES}),
+        overwrite=options.overwrite,
+        resume=options.resume,
+    )
+    with output:
         return execute(
             console,
             tasks=tasks,

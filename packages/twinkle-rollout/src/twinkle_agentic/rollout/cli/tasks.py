@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from typing import Any, cast
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.tools.types import Trajectory
 
-__all__ = ["COLUMNS", "read_tasks"]
+__all__ = ["COLUMNS", "read_tasks", "repeat_tasks"]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -71,6 +72,29 @@ def read_tasks(
     if not tasks:
         raise RefusedError(f"{path} holds no task: each line is an object with a `prompt`")
     return tasks
+
+
+def repeat_tasks(tasks: Sequence[Trajectory], samples: int) -> list[Trajectory]:
+    """Take each task several times, for methods that compare the samples of one task.
+
+    Args:
+        tasks: Each with an `id`.
+        samples: How often.
+
+    Returns:
+        The samples of a task one after the other, each with the `id` of the task as `task`, its
+        number from 0 as `sample`, and an `id` made of both; where `samples` is 1, the tasks as they
+        are.
+    """
+    if samples == 1:
+        return list(tasks)
+    repeated: list[Trajectory] = []
+    for task in tasks:
+        name = dict(task)["id"]
+        for number in range(samples):
+            mark = {"id": f"{name}#{number}", "task": name, "sample": number}
+            repeated.append(cast("Trajectory", {**copy.deepcopy(task), **mark}))
+    return repeated
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,0 +1,113 @@
+"""What decides the results of a run, kept beside them so that another run can go on with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.export import json_line, write_jsonl
+from twinkle_agentic.tools.types import Trajectory
+
+__all__ = ["RunRecord", "scored_rows", "trace_names"]
+
+_AGAIN = "choose another --out, or pass --overwrite to start anew"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The settings and the tasks of a run: results that differ in them do not belong together.
+
+    Attributes:
+        settings: What decides how a trajectory comes out (env, model, limits), by name. JSON.
+        tasks: A digest of all tasks, in their order.
+    """
+
+    settings: Mapping[str, Any]
+    tasks: str
+
+    @classmethod
+    def of(cls, tasks: Sequence[Trajectory], settings: Mapping[str, Any]) -> Self:
+        """Take the record of a run that is about to start."""
+        digest = hashlib.sha256()
+        for task in tasks:
+            digest.update(json_line(task).encode())
+        return cls(dict(settings), digest.hexdigest())
+
+    def write(self, path: Path) -> None:
+        """Write it as one JSON object, whole or not at all.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        write_jsonl(path, [{"settings": self.settings, "tasks": self.tasks}])
+
+    def check(self, path: Path) -> None:
+        """Compare with the record of the run whose results are to be kept.
+
+        Raises:
+            RefusedError: There is no record, or it differs; the message says in what.
+            OSError: It cannot be read.
+        """
+        try:
+            found: Any = json.loads(path.read_text(encoding="utf-8"))
+            settings, tasks = dict(found["settings"]), found["tasks"]
+        except FileNotFoundError as error:
+            raise RefusedError(
+                f"--resume: there is no {path} that says how the results there came about: {_AGAIN}"
+            ) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise RefusedError(f"--resume: {path} is no record of a run: {_AGAIN}") from error
+        for name in [*self.settings, *(settings.keys() - self.settings.keys())]:
+            was, now = settings.get(name), self.settings.get(name)
+            if was != now:
+                option = f"--{name.replace('_', '-')}"
+                raise RefusedError(
+                    f"--resume: the results in {path.parent} were made with {option} {was}, asked "
+                    f"for is {now}: {_AGAIN}"
+                )
+        if tasks != self.tasks:
+            raise RefusedError(
+                f"--resume: the results in {path.parent} answer other tasks than the file has "
+                f"now: {_AGAIN}"
+            )
+
+
+def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the trajectories of an earlier run that have a reward, by `id`.
+
+    Args:
+        path: JSON Lines. A last line that was cut in the middle is passed over.
+
+    Raises:
+        RefusedError: Another line is no trajectory.
+        OSError: The file cannot be read.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row: Any = json.loads(line)
+            scored = row["reward"] is not None
+            name = str(row["id"])
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):  # a killed run wrote no further
+                continue
+            raise RefusedError(
+                f"--resume: {path}, line {number} is no trajectory: {_AGAIN}"
+            ) from error
+        if scored:
+            rows[name] = cast("dict[str, Any]", row)
+    return rows
+
+
+def trace_names(rows: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Return the names of the trace files of these trajectories."""
+    return {os.path.basename(str(row.get("trace_path") or "")) for row in rows.values()}
