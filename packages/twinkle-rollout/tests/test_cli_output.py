@@ -49,7 +49,8 @@ def test_a_part_that_cannot_grow_ends_with_a_whole_line(tmp_path: Path) -> None:
                 output.add(row)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [json.loads(line) for line in output.part.read_text().splitlines()] == [row] * 3
+        output.add(row)  # there is room again
+    assert [json.loads(line) for line in output.part.read_text().splitlines()] == [row] * 4
 
 
 def test_ctrl_c_before_the_command_is_known_is_no_traceback() -> None:
@@ -89,7 +90,13 @@ def test_overwriting_removes_the_traces_of_the_earlier_run(tmp_path: Path) -> No
 RECORD = RunRecord.of([{"messages": []}], {"max_turns": 6})
 
 
-@pytest.mark.parametrize("line", [b"{", b"[]", b'{"id": "a"}', b"\xff", b'{"reward": 1.0}'])
+_SPOILT = [
+    *(b"{", b"[]", b'{"id": "a"}', b"\xff", b'{"reward": 1.0}', b"[" * 100_000),
+    *(b'{"id": "a", "reward": %s}' % reward for reward in (b"NaN", b'"1.0"', b"true", b"[1.0]")),
+]
+
+
+@pytest.mark.parametrize("line", _SPOILT, ids=lambda line: line[:30])
 def test_a_result_that_cannot_be_read_is_not_resumed(tmp_path: Path, line: bytes) -> None:
     with RunOutput(tmp_path, record=RECORD) as output:
         output.add({"id": "a", "reward": 1.0})
@@ -133,6 +140,100 @@ def test_an_overwriting_run_that_was_cut_short_is_not_resumed_with_the_older_res
     assert json.loads(output.path.read_text())["id"] == "a"  # until there is another
     with RunOutput(tmp_path, record=RECORD, resume=True) as resumed:
         assert resumed.kept == {}
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from twinkle_agentic.rollout.cli.output import RunOutput
+from twinkle_agentic.rollout.cli.run_record import RunRecord
+
+base, count = Path(sys.argv[1]), 0
+
+def record(name):
+    return RunRecord.of([{"messages": []}], {"model": name})
+
+def play(folder, name, **options):
+    with RunOutput(folder, record=record(name), **options) as output:
+        row = {"id": "a", "reward": 1.0, "model": name}
+        output.add(row)
+        output.finish([row])
+
+def kill_at(last, folder):
+    def hook(event, args):
+        global count
+        if event in ("open", "os.rename", "os.remove", "os.mkdir") and str(folder) in str(args):
+            count += 1
+            if count == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+
+for last in range(1, 100):
+    folder = base / str(last)
+    play(folder, "old")
+    child = os.fork()
+    if child == 0:
+        kill_at(last, folder)
+        play(folder, "new", overwrite=True)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+"""
+
+
+def test_a_kill_at_any_moment_leaves_no_result_beside_the_record_of_another(
+    tmp_path: Path,
+) -> None:
+    subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=True, timeout=100)
+    folders = list(tmp_path.iterdir())
+    assert len(folders) > 5
+    for folder in folders:
+        record = RunRecord.of([{"messages": []}], {"model": "new"})
+        with (
+            contextlib.suppress(RefusedError),
+            RunOutput(folder, record=record, resume=True) as output,
+        ):
+            assert {row["model"] for row in output.kept.values()} <= {"new"}
+        with RunOutput(folder, overwrite=True) as output:
+            output.finish([])
+        assert sorted(path.name for path in folder.iterdir()) == ["traces", "trajectories.jsonl"]
+
+
+def test_a_run_that_was_killed_at_its_start_is_nothing_to_go_on_with(tmp_path: Path) -> None:
+    (tmp_path / "trajectories.jsonl.part").write_text("")
+    with RunOutput(tmp_path, record=RECORD, resume=True) as output:
+        output.finish([{"id": "a", "reward": 1.0}])
+    (tmp_path / "trajectories.jsonl.part").write_text("")
+    refused = pytest.raises(RefusedError, match="--overwrite")
+    with refused, RunOutput(tmp_path, record=RECORD):
+        pass
+
+
+def test_an_overwriting_run_that_cannot_start_leaves_the_earlier_result_as_it_was(
+    tmp_path: Path,
+) -> None:
+    with RunOutput(tmp_path, record=RECORD) as output:
+        (output.traces / "ok-a.json").write_text("{}")
+        row = {"id": "a", "reward": 1.0, "trace_path": str(output.traces / "ok-a.json")}
+        output.finish([row])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+    try:
+        refused = pytest.raises(RefusedError, match="cannot write")
+        with refused, RunOutput(tmp_path, record=RECORD, overwrite=True):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with RunOutput(tmp_path, record=RECORD, resume=True) as output:
+        assert output.kept == {"a": row}
+        assert (output.traces / "ok-a.json").exists()
+
+
+def test_a_trace_that_a_killed_run_was_writing_does_not_stay(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces/.ok-a.json.part").write_text("{")
+    with RunOutput(tmp_path) as output:
+        assert list(output.traces.iterdir()) == []
 
 
 def test_a_result_without_a_record_takes_the_place_of_one_that_had_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.cli.tasks import read_tasks
+from twinkle_agentic.rollout.export import json_line
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -48,6 +49,7 @@ _FAULTS: list[tuple[list[object], str]] = [
     ([[1]], "expected an object, found list"),
     ([{"prompt": 3}], "column 'prompt' must be str, found 3"),
     ([{"prompt": "x", "seed": True}], "column 'seed' must be int"),
+    ([{"prompt": "x", "id": "\ud800"}, {"prompt": "y", "id": "\ud801"}], "stands on line 1"),
     ([{"id": "a"}], "give either `prompt` or `messages`"),
     ([{"prompt": "x", "messages": []}], "give either `prompt` or `messages`"),
     ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}], "id '1' stands on line 1"),
@@ -85,6 +87,13 @@ def test_a_column_that_nothing_reads_is_refused(tmp_path: Path) -> None:
     row = {"prompt": "x", "tests": "assert 1"}
     with pytest.raises(RefusedError, match="does not read the column 'tests'"):
         read_tasks(write(tmp_path / "t.jsonl", row), ignores=("tests",))
+
+
+def test_an_id_is_what_the_output_will_have(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"prompt": "x", "id": "\\ud800"}\n')
+    (task,) = read_tasks(path)
+    assert json.loads(json_line(task))["id"] == dict(task)["id"]
 
 
 def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:

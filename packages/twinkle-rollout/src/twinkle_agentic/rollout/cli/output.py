@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -57,7 +58,7 @@ class RunOutput:
         self._resume = resume
         self._lock = FolderLock(folder)
         self._file: FileIO | None = None
-        self._full = False
+        self._spoilt = False
 
     @property
     def traces(self) -> Path:
@@ -69,9 +70,7 @@ class RunOutput:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
             self.kept = self._look_at_earlier()
-            self._clear_traces()
-            self._write_record()
-            write_jsonl(self.part, self.kept.values())
+            self._take_over()
             self._file = self.part.open("ab", buffering=0)
         except OSError as error:
             self._lock.release()
@@ -99,7 +98,7 @@ class RunOutput:
     def _look_at_earlier(self) -> dict[str, dict[str, Any]]:
         # What a run that did not end has kept of an earlier result is in its part file, too.
         earlier = next((path for path in (self.part, self.path) if path.exists()), None)
-        if earlier is None or self._overwrite:
+        if earlier is None or self._overwrite or self._holds_nothing():
             return {}
         if not self._resume or self._record is None:
             or_go_on = "" if self._record is None else ", or --resume to go on with it"
@@ -109,12 +108,38 @@ class RunOutput:
         self._record.check(self._record_path)
         return scored_rows(earlier)
 
+    def _holds_nothing(self) -> bool:
+        """Tell whether all that is there is the mark of a run that was killed at its start."""
+        return not self.path.exists() and not self.part.stat().st_size
+
+    def _take_over(self) -> None:
+        began = self.part.exists()
+        # Before the record: a kill between the two must not leave results beside a record that they
+        # were not made by. From here on the part file stands for what is kept of them.
+        write_jsonl(self.part, self.kept.values())
+        try:
+            self._write_record()
+        except OSError:
+            if not began:  # the run is refused, so an earlier result stands as it did
+                self.part.unlink()
+            raise
+        self._clear_unfinished()
+        self._clear_traces()
+
+    def _clear_unfinished(self) -> None:
+        """Remove the files that a killed run was about to give their names; no other run lives."""
+        for pattern in (".trajectories.jsonl.*.part", ".run.json.*.part"):
+            for unfinished in self.folder.glob(pattern):
+                unfinished.unlink()
+
     def _clear_traces(self) -> None:
         self.traces.mkdir(exist_ok=True)
         kept = trace_names(self.kept)
         for old in self.traces.glob("*.json"):  # of the run that this one replaces
             if old.name not in kept:
                 old.unlink()
+        for unfinished in self.traces.glob(".*.json.part"):
+            unfinished.unlink()
 
     def _write_record(self) -> None:
         if self._record is None:
@@ -136,18 +161,19 @@ class RunOutput:
         return [self.kept.get(_id_of(task)) or next(fresh) for task in tasks]
 
     def add(self, trajectory: Any) -> None:
-        """Append one finished trajectory to the part file, as long as it can be written."""
-        if self._file is None or self._full:
+        """Append one finished trajectory to the part file, where it can be written."""
+        if self._file is None or self._spoilt:
             return
         line = json_line(trajectory).encode()
-        start = self._file.tell()
+        start = os.fstat(self._file.fileno()).st_size
         try:
             while line:
                 line = line[self._file.write(line) or 0 :]
-        except OSError:  # `finish` tries with all of them, and says why it cannot
-            self._full = True
-            with contextlib.suppress(OSError):
-                self._file.truncate(start)  # half a line would spoil the others
+        except OSError:  # a full disk may have room again; `finish` tries with all of them
+            try:
+                self._file.truncate(start)
+            except OSError:  # nothing may follow half a line
+                self._spoilt = True
 
     def finish(self, trajectories: Sequence[Any]) -> None:
         """Write all trajectories in order and remove the part file.

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -61,7 +62,7 @@ class RunRecord:
             raise RefusedError(
                 f"--resume: there is no {path} that says how the results there came about: {_AGAIN}"
             ) from error
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RefusedError(f"--resume: {path} is no record of a run: {_AGAIN}") from error
         for name in [*self.settings, *(settings.keys() - self.settings.keys())]:
             was, now = settings.get(name), self.settings.get(name)
@@ -95,9 +96,9 @@ def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
             continue
         try:
             row: Any = json.loads(line)
-            scored = row["reward"] is not None
+            scored = _is_scored(row["reward"])
             name = str(row["id"])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             if number == len(lines):  # a killed run wrote no further
                 continue
             raise RefusedError(
@@ -106,6 +107,20 @@ def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
         if scored:
             rows[name] = cast("dict[str, Any]", row)
     return rows
+
+
+def _is_scored(reward: Any) -> bool:
+    """Tell whether there is a reward.
+
+    Raises:
+        ValueError: What stands there is none, so somebody else wrote it.
+    """
+    if reward is None:
+        return False
+    number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
+    if number and -inf < reward < inf:
+        return True
+    raise ValueError(f"{reward!r:.40} is no reward")
 
 
 def trace_names(rows: Mapping[str, Mapping[str, Any]]) -> set[str]:

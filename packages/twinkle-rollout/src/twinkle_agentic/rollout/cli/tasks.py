@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.tools.text import clean_text
 from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["COLUMNS", "read_tasks", "repeat_tasks"]
@@ -64,7 +65,7 @@ def read_tasks(
                     f"{where}: this environment does not read the column {name!r}: is --env right?"
                 )
         _check_tests(where, row.get("tests"))
-        task_id = str(row.get("id", number))
+        task_id = clean_text(str(row.get("id", number)))  # as the output will have it
         if task_id in seen:
             raise RefusedError(f"{where}: id {task_id!r} stands on line {seen[task_id]} already")
         seen[task_id] = number
