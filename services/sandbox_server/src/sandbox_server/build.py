@@ -12,7 +12,7 @@ from sandbox_server.copies import save_files
 from sandbox_server.errors import ApiError
 from sandbox_server.record import SandboxRecord
 from sandbox_server.templates import BuildState, Template
-from sandbox_server.values import as_list, as_object, as_text
+from sandbox_server.values import as_environment, as_list, as_object, as_text
 from twinkle_isolation import GuestError, GuestProcess, SandboxLostError
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class BuildRequest:
                 raise ApiError(400, f"step {kind} needs an argument")
             if kind == "ENV" and len(args) % 2:
                 raise ApiError(400, f"step ENV needs pairs of name and value: got {args!r}")
+            if kind == "ENV":
+                as_environment(dict(zip(args[::2], args[1::2], strict=True)), "step ENV")
+            if kind == "ARG" and args and "=" in args[0]:
+                as_environment(dict([args[0].split("=", 1)]), "step ARG")
             steps.append((kind, args))
         return cls(
             from_template=_optional(message, "fromTemplate"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from sandbox_server.errors import CONNECT_STATUS, ApiError, from_guest
 from sandbox_server.http import ClientGoneError, Request, Response, Send, json_response
-from sandbox_server.values import as_object
+from sandbox_server.values import parse_object
 from twinkle_isolation import GuestError, SandboxLostError
 
 logger = logging.getLogger(__name__)
@@ -165,19 +165,11 @@ async def _read_envelopes(request: Request, limit: int) -> AsyncIterator[Message
             body = bytes(data[_ENVELOPE.size : end])
             del data[:end]
             if not flags & _END_OF_STREAM:
-                yield _parse(body)
+                yield parse_object(body, "a message")
         if len(data) > limit + _ENVELOPE.size:
             raise ApiError(413, f"the request is longer than {limit} bytes")
     if data:
         raise ApiError(400, f"the request ends in the middle of a message ({len(data)} bytes)")
-
-
-def _parse(body: bytes) -> Message:
-    try:
-        value = json.loads(body or b"{}")
-    except ValueError as error:
-        raise ApiError(400, f"a message is not JSON: {error}") from error
-    return as_object(value, "a message")
 
 
 async def _start(send: Send) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sandbox_server.config import ServerConfig
 from sandbox_server.errors import ApiError
-from sandbox_server.values import as_list, as_object, as_text, as_texts
+from sandbox_server.values import as_environment, as_list, as_object, as_text, as_texts
 
 __all__ = ["CreateRequest", "checked_timeout"]
 
@@ -32,7 +32,7 @@ class CreateRequest:
         self.template = as_text(message.get("templateID") or "base", "templateID")
         self.timeout_s = checked_timeout(message.get("timeout", default_timeout_s), config)
         self.metadata = as_texts(message.get("metadata"), "metadata", _MAX_METADATA)
-        self.env = as_texts(message.get("envVars"), "envVars")
+        self.env = as_environment(message.get("envVars"), "envVars")
         self.auto_pause = bool(message.get("autoPause", False))
         self.auto_resume = bool(as_object(message.get("autoResume"), "autoResume").get("enabled"))
         internet = message.get("allow_internet_access", message.get("allowInternetAccess"))

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
 from starlette.requests import Request as StarletteRequest
 
 from sandbox_server.errors import ApiError
@@ -115,7 +116,13 @@ async def _multipart(
 ) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = []
     starlette_request = StarletteRequest(request.scope, request.receive)
-    async with starlette_request.form(max_files=_MAX_FILES) as form:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            form = await stack.enter_async_context(starlette_request.form(max_files=_MAX_FILES))
+        except MultiPartException as error:
+            raise ApiError(400, f"the form cannot be read: {error.message}") from error
+        except OSError as error:
+            raise ApiError(507, f"the server has no room for the form: {error}") from error
         uploads = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
         if not uploads:
             raise ApiError(400, "the form holds no file: send a part named `file` with a filename")
@@ -144,9 +151,11 @@ async def _gunzip(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         async for piece in source:
             data = piece
-            while data and not decoder.eof:
+            while data:
+                if decoder.eof:  # a body may have several members, one after the other
+                    decoder = zlib.decompressobj(wbits=31)
                 yield decoder.decompress(data, _CHUNK_BYTES)
-                data = decoder.unconsumed_tail
+                data = decoder.unconsumed_tail or decoder.unused_data
         yield decoder.flush()
     except zlib.error as error:
         raise ApiError(400, f"the body is not gzip: {error}") from error

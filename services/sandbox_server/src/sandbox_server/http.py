@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from sandbox_server.errors import ApiError
-from sandbox_server.values import as_object
+from sandbox_server.values import parse_object
 
 __all__ = [
     "ClientGoneError",
@@ -142,14 +142,7 @@ class Request:
             ApiError: It is not a JSON object, or too long.
             ClientGoneError: The client left in the middle.
         """
-        body = await self.body(limit)
-        if not body:
-            return {}
-        try:
-            value = json.loads(body)
-        except ValueError as error:
-            raise ApiError(400, f"the request is not JSON: {error}") from error
-        return as_object(value, "the request")
+        return parse_object(await self.body(limit), "the request")
 
 
 class Response:

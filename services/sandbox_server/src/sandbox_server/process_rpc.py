@@ -15,7 +15,7 @@ from sandbox_server.errors import ApiError
 from sandbox_server.http import Request
 from sandbox_server.processes import RunningProcess, Subscription
 from sandbox_server.record import SandboxRecord
-from sandbox_server.values import as_list, as_object, as_text, as_texts, as_whole
+from sandbox_server.values import as_environment, as_list, as_object, as_text, as_whole
 from twinkle_isolation import GuestError, GuestProcess, ProcessEnd
 
 __all__ = ["ProcessService"]
@@ -179,10 +179,7 @@ def _config(value: object) -> dict[str, Any]:
     args = [as_text(arg, "process.args") for arg in as_list(message.get("args"), "process.args")]
     if not command or any("\0" in arg for arg in [command, *args]):
         raise ApiError(400, "process.cmd must not be empty, and nothing may hold a null character")
-    envs = as_texts(message.get("envs"), "process.envs")
-    for name, text in envs.items():
-        if not name or "=" in name or "\0" in name + text:
-            raise ApiError(400, f"environment variable {name!r} is not possible")
+    envs = as_environment(message.get("envs"), "process.envs")
     config: dict[str, Any] = {"cmd": command, "args": args, "envs": envs}
     if message.get("cwd"):
         config["cwd"] = as_text(message["cwd"], "process.cwd")

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from sandbox_server.errors import ApiError
 
-__all__ = ["as_count", "as_list", "as_object", "as_text", "as_texts", "as_whole", "time_text"]
+__all__ = [
+    "as_count",
+    "as_environment",
+    "as_list",
+    "as_object",
+    "as_text",
+    "as_texts",
+    "as_whole",
+    "parse_object",
+    "time_text",
+]
+
+
+def parse_object(body: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object that a body is; an empty body is `{}`.
+
+    Raises:
+        ApiError: It is something else (400).
+    """
+    try:
+        value = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:  # the latter: nested too deep
+        raise ApiError(400, f"{name} is not JSON: {error}") from error
+    return as_object(value, name)
 
 
 def as_object(value: object, name: str) -> dict[str, Any]:
@@ -72,6 +96,8 @@ def as_text(value: object, name: str) -> str:
     """
     if not isinstance(value, str):
         raise ApiError(400, f"{name} must be text: got {value!r}")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ApiError(400, f"{name} holds half a character: got {value!r}")
     return value
 
 
@@ -81,10 +107,26 @@ def as_texts(value: object, name: str, limit: int = 1 << 20) -> dict[str, str]:
     Raises:
         ApiError: It is something else, or longer than `limit` characters (400).
     """
-    texts = {key: as_text(text, f"{name}[{key!r}]") for key, text in as_object(value, name).items()}
+    texts = {
+        as_text(key, f"a key of {name}"): as_text(text, f"{name}[{key!r}]")
+        for key, text in as_object(value, name).items()
+    }
     if sum(len(key) + len(text) for key, text in texts.items()) > limit:
         raise ApiError(400, f"{name} is longer than {limit} characters")
     return texts
+
+
+def as_environment(value: object, name: str) -> dict[str, str]:
+    """Return environment variables.
+
+    Raises:
+        ApiError: They are none, or no program can have one of them (400).
+    """
+    variables = as_texts(value, name)
+    for variable, text in variables.items():
+        if not variable or "=" in variable or "\0" in variable + text:
+            raise ApiError(400, f"{name}: environment variable {variable!r} is not possible")
+    return variables
 
 
 def time_text(seconds: float) -> str:
