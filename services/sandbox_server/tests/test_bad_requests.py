@@ -101,7 +101,7 @@ def test_a_step_that_would_spoil_every_sandbox(plain: Server, kind: str, args: l
     [{"args": [HALF]}, {"cmd": HALF}, {"cwd": HALF}, {"envs": {"A": HALF}}, {"envs": {HALF: "x"}}],
 )
 def test_half_a_character(plain: Server, box: e2b.Sandbox, wrong: dict[str, Any]) -> None:
-    message = {"process": {"cmd": "true", "args": [], **wrong}}
+    message: dict[str, Any] = {"process": {"cmd": "true", "args": [], **wrong}}
     end = start_program(plain, box, json.dumps(message).encode())
     assert end["error"]["code"] == "invalid_argument", end
 

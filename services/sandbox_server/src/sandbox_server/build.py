@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from sandbox_server.copies import save_files
@@ -94,7 +94,7 @@ async def run_build(registry: Registry, build: BuildState, wanted: BuildRequest)
                 build.log("the image is not used: sandboxes of this server see the host's programs")
             record = await registry.launch(
                 base,
-                env=dict(base.env),
+                env={},
                 network=registry.config.network,
                 timeout_s=_BUILD_TIMEOUT_S,
                 metadata={"twinkle.build": build.build_id},
@@ -158,8 +158,9 @@ async def _build(
     template = registry.templates.find(build.template_id)
     if template is None:
         raise ApiError(404, f"template {build.template_id!r} was deleted during its build")
-    old = template.archive
-    template.archive = await save_files(registry, record)
+    archive = await save_files(registry, record)
+    old = replace(template)
+    template.archive = archive
     template.env = dict(record.env)
     template.user = record.default_user
     template.workdir = record.default_cwd
@@ -170,9 +171,14 @@ async def _build(
     template.build_count += 1
     template.updated_at = time.time()
     template.ready = True
-    registry.templates.save(template)
-    if old is not None:
-        (registry.templates.directory / old).unlink(missing_ok=True)
+    try:
+        registry.templates.save(template)
+    except ApiError:
+        vars(template).update(vars(old))
+        (registry.templates.directory / archive).unlink(missing_ok=True)
+        raise
+    if old.archive is not None:
+        (registry.templates.directory / old.archive).unlink(missing_ok=True)
 
 
 async def _run(

@@ -35,11 +35,11 @@ async def snapshot(registry: Registry, record: SandboxRecord, names: list[str]) 
     registry.templates.add(template)
     try:
         template.archive = await save_files(registry, record)
+        template.ready = True
+        registry.templates.save(template)
     except BaseException:
         registry.templates.delete(template)
         raise
-    template.ready = True
-    registry.templates.save(template)
     return template
 
 

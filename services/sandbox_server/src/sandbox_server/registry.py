@@ -22,6 +22,8 @@ from sandbox_server.templates import Template, TemplateStore, new_id
 from twinkle_isolation import (
     GuestError,
     Launcher,
+    Limits,
+    Sandbox,
     SandboxLostError,
     SandboxSpec,
     SandboxStartError,
@@ -109,7 +111,7 @@ class Registry:
         begun = time.perf_counter()
         record = await self.launch(
             template,
-            env=template.env | request.env,
+            env=request.env,
             network=request.network,
             timeout_s=request.timeout_s,
             metadata=request.metadata,
@@ -133,10 +135,11 @@ class Registry:
         auto_resume: bool = False,
         run_start_cmd: bool = True,
     ) -> SandboxRecord:
-        """Start a sandbox from a template and hold it.
+        """Start a sandbox from a template and hold it; `env` is added to the template's.
 
         Raises:
-            ApiError: No room (429), or it did not start (500).
+            ApiError: No room (429), the template was deleted meanwhile (404), or it did not start
+                (500).
         """
         limit = self.config.max_sandboxes
         if len(self.records) + self._starting >= limit:
@@ -145,16 +148,9 @@ class Registry:
                 429, f"{limit} sandboxes exist already, the most this server holds", retry_after_s=1
             )
         sandbox_id = new_id()
-        limits = self.config.limits
-        if template.memory_mb is not None:
-            wanted = max(64, template.memory_mb) << 20
-            limits = replace(limits, memory_bytes=min(limits.memory_bytes, wanted))
-        spec = SandboxSpec(network=network, limits=limits)
         self._starting += 1
         try:
-            sandbox = await self._launcher.create(
-                spec, archive=self.templates.archive_path(template)
-            )
+            sandbox, basis, limits = await self._start(template, network=network)
         except (SandboxStartError, OSError) as error:
             self.metrics.failed.inc()
             raise ApiError(500, str(error)) from error
@@ -162,7 +158,7 @@ class Registry:
             self._starting -= 1
         if self._launcher.info.mode == "process":
             network = True  # there is nothing that could take it away
-        env = env | {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id}
+        env = basis.env | env | {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id}
         if self._launcher.info.mode == "process":
             metadata = {**metadata, "isolation": "process"}
         token = None
@@ -175,8 +171,8 @@ class Registry:
             sandbox=sandbox,
             metadata=metadata,
             env=env,
-            default_user=template.user,
-            default_cwd=template.workdir,
+            default_user=basis.user,
+            default_cwd=basis.workdir,
             token=token,
             timeout_s=timeout_s,
             ends_at=time.time() + min(timeout_s, self.config.max_lifetime_s),
@@ -190,13 +186,33 @@ class Registry:
         self.metrics.created.inc()
         self.spawn(self._forget_when_ended(record))
         template.spawn_count += 1
-        if template.start_cmd and run_start_cmd:
+        if basis.start_cmd and run_start_cmd:
             try:
-                await self._run_start_cmd(record, template.start_cmd)
+                await self._run_start_cmd(record, basis.start_cmd)
             except (GuestError, SandboxLostError) as error:
                 await self.kill(record)
                 raise ApiError(500, f"the start command did not start: {error}") from error
         return record
+
+    async def _start(
+        self, template: Template, *, network: bool
+    ) -> tuple[Sandbox, Template, Limits]:
+        """Start a sandbox; return it, the template as it was then, and the limits."""
+        while True:
+            basis = replace(template)
+            limits = self.config.limits
+            if basis.memory_mb is not None:
+                wanted = max(64, basis.memory_mb) << 20
+                limits = replace(limits, memory_bytes=min(limits.memory_bytes, wanted))
+            spec = SandboxSpec(network=network, limits=limits)
+            try:
+                archive = self.templates.archive_path(basis)
+                return await self._launcher.create(spec, archive=archive), basis, limits
+            except FileNotFoundError as error:
+                if template.archive == basis.archive:
+                    text = f"template {template.template_id!r} was deleted meanwhile"
+                    raise ApiError(404, text) from error
+                # It was built anew meanwhile.
 
     async def _run_start_cmd(self, record: SandboxRecord, command: str) -> None:
         """Start a template's start command and give it a moment."""

@@ -210,11 +210,20 @@ class TemplateStore:
         self._templates[template.template_id] = template
 
     def save(self, template: Template) -> None:
-        """Write what a later server needs."""
+        """Write what a later server needs.
+
+        Raises:
+            ApiError: The disk is full (507).
+        """
         path = self.directory / f"{template.template_id}.json"
         part = path.with_suffix(".json.part")
-        part.write_text(json.dumps(asdict(template)))
-        os.replace(part, path)
+        try:
+            part.write_text(json.dumps(asdict(template)))
+            os.replace(part, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise ApiError(507, f"the template could not be written: {error}") from error
 
     def delete(self, template: Template) -> None:
         """Forget a template and remove its files."""
