@@ -24,6 +24,7 @@ from twinkle_agentic.rollout.checks import (
     resolve_managers,
     tools_or_envs,
 )
+from twinkle_agentic.rollout.collector import rarer_collections
 from twinkle_agentic.rollout.env_life import EnvPlan, EnvThreads
 from twinkle_agentic.rollout.episode import Episode, Plan
 from twinkle_agentic.rollout.finished import FinishedTrajectory
@@ -295,8 +296,9 @@ class APIMultiTurnRollout(Rollout):
             return out
 
         async with plan.ask.lease():
-            tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
-            return cast("list[FinishedTrajectory]", await _all(tasks))
+            with rarer_collections():
+                tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
+                return cast("list[FinishedTrajectory]", await _all(tasks))
 
     async def _write_trace(
         self,
