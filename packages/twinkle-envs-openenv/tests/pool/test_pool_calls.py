@@ -344,6 +344,20 @@ def test_reset_drops_a_result_that_was_not_collected(pool: EnvPool, gate: Any) -
     assert pool.step(0, "add").observation == "step 1"
 
 
+def test_reset_does_not_wait_for_what_hangs_in_its_slot(pool: EnvPool, gate: Any) -> None:
+    pool.reset_batch([0, 1])
+    pool.step_batch([0, 1], ["wait", "add"], [{"gate": gate.path}, {}], min_results=1)
+    gate.await_waiting(1)
+    with ThreadPoolExecutor(1) as threads:
+        reset = threads.submit(pool.reset, 0)
+        try:
+            assert reset.result(60).observation == "ready []"
+        finally:
+            gate.open()
+    assert pool.step(0, "add").observation == "step 1"
+    assert pool.step(1, "add").observation == "step 2"
+
+
 def test_min_results_out_of_range_is_refused(pool: EnvPool) -> None:
     for wrong in (-1, 3):
         with pytest.raises(ValueError, match=f"min_results={wrong}"):

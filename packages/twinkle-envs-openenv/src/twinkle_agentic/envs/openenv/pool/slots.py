@@ -22,6 +22,7 @@ from twinkle_agentic.envs.openenv.pool.wire import Failure, Op, SlotRequest, pac
 __all__ = ["SlotCall", "SlotHost"]
 
 _KEPT_STEP_TIMES = 2_048  # per worker, for the percentiles
+_OVERTAKEN_GRACE_S = 1.0  # worth waiting for what nearly is done: a new environment costs more
 
 
 class SlotCall:
@@ -106,13 +107,16 @@ class SlotHost:
     def submit(self, call: SlotCall) -> None:
         """Queue a call; the calls of one slot run in order.
 
-        What a later reset of the slot has overtaken on the way here is refused.
+        What a later reset of the slot has overtaken on the way here is refused, and what runs when
+        that reset arrives is given up in a moment: nobody waits for it any more.
         """
         with self._lock:
             overtaken = call.op in ("reset", "step") and call.episode < self._episodes[call.slot]
             if not self._closed and not overtaken:
                 if call.op == "reset":
                     self._episodes[call.slot] = call.episode
+                    if self._slot_threads and self._open_calls[call.slot]:
+                        self._overtake_later(call)
                 self._open_calls[call.slot] += 1
                 self._queue(call)
                 return
@@ -124,9 +128,24 @@ class SlotHost:
 
     def expire(self, call: SlotCall, after_s: float) -> None:
         """Give up on a call that is not finished: its episode is lost, its thread abandoned."""
+        self._give_up(call, f"gave no answer within {after_s:g} s")
+
+    def _overtake_later(self, reset: SlotCall) -> None:
+        timer = threading.Timer(_OVERTAKEN_GRACE_S, self._overtake, (reset,))
+        timer.daemon = True
+        timer.start()
+
+    def _overtake(self, reset: SlotCall) -> None:
+        """Give up on what keeps a reset from starting and belongs to an episode before it."""
+        life = reset.life
+        current = None if life is None or reset.finished else life.lane.current
+        if current is not None and current.episode < reset.episode:
+            self._give_up(current, "was still running when the slot was reset")
+
+    def _give_up(self, call: SlotCall, why: str) -> None:
         failure = Failure(
-            text=f"slot {call.slot}: {call.op} gave no answer within {after_s:g} s; the "
-            "environment is given up, reset the slot for a new one",
+            text=f"slot {call.slot}: {call.op} {why}; the environment is given up, reset the slot "
+            "for a new one",
             kind=ErrorKind.TIMEOUT.value,
             retryable=True,
         )
