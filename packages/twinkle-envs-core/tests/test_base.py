@@ -266,6 +266,41 @@ def test_bad_episode_reward_is_flagged_and_dropped(value: Any) -> None:
     assert given.info == {"episode_reward": value}
 
 
+class Ambiguous:
+    """Has no truth and no text, like the arrays and proxies of some libraries."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("ambiguous")
+
+    __str__ = __repr__ = lambda self: str(bool(self))
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        ({"error": ValueError("bad")}, {"error": "ValueError: bad"}),
+        ({"error": ["a", "b"]}, {"error": '["a", "b"]'}),
+        ({"error": False}, {"error": ""}),
+        ({"error": None}, {"error": None}),
+        ({"error": "e", "error_kind": 3, "retryable": 1}, {"error_kind": "3", "retryable": True}),
+        ({"error": "e", "error_kind": ErrorKind.TIMEOUT}, {"error_kind": "timeout"}),
+        ({"error": "e", "retryable": Ambiguous()}, {"retryable": True}),
+        ({"error": "e", "error_kind": []}, {"error_kind": ""}),
+    ],
+)
+def test_what_info_says_of_a_failure_has_the_types_that_are_promised(
+    info: dict[str, Any], told: dict[str, Any]
+) -> None:
+    result = as_step_result(StepResult("seen", 0.0, True, info))
+    assert result.info == {**info, **told}
+    assert bool(result.error) == bool(told.get("error", "e"))
+
+
+def test_an_error_that_cannot_be_printed_is_one_all_the_same() -> None:
+    result = as_step_result(StepResult("seen", 0.5, True, {"error": Ambiguous()}))
+    assert result.error == "<Ambiguous that cannot be printed: RuntimeError>"
+
+
 def test_absent_episode_reward_is_no_error() -> None:
     result = as_step_result(StepResult("seen", 0.5, False, {"episode_reward": None}))
     assert result == StepResult("seen", 0.5)

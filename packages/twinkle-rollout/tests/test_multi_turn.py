@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import pytest
@@ -791,6 +791,75 @@ def test_an_infrastructure_failure_has_no_reward_and_costs_one_trajectory(
     if isinstance(env, Arena):
         assert env.log.count("close") == 1
         assert env.log[-1] == "close"
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Ambiguous:
+    """Has no truth, like an array of several."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("ambiguous")
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"reset": lambda: StepResult("over", 0.0, cast("Any", Ambiguous()))},
+        {"reset": lambda: StepResult("", info={"error": Ambiguous()})},
+        {"reset": UnprintableError()},
+        {"evaluate": UnprintableError()},
+        {"step": lambda: StepResult("", info={"error": "e", "retryable": Ambiguous()}, done=True)},
+        {"step": lambda: StepResult("", 1.0, True, {"error": Ambiguous()})},
+    ],
+)
+def test_an_odd_value_of_one_env_costs_no_other_trajectory(
+    template: Template, behaviour: dict[str, Any]
+) -> None:
+    odd = ScoredArena(2, **behaviour)
+    bad, well = play_in(template, odd, ScoredArena(2))
+    assert bad["reward"] is None
+    assert odd.log[-1] == "close"
+    assert (well["stop_reason"], well["reward"]) == ("env_done", 11.0)
+
+
+def test_a_close_that_raises_what_has_no_text_costs_nothing(template: Template) -> None:
+    (out,) = play_in(template, ScoredArena(2, close=UnprintableError()))
+    assert out["reward"] == 11.0
+    assert "UnprintableError" in out["close_error"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a fault of its own"), SystemExit(3)])
+def test_a_tool_that_breaks_its_contract_costs_no_other_trajectory(
+    template: Template, error: BaseException
+) -> None:
+    class Broken(EnvTool):
+        @property
+        def done(self) -> bool:
+            raise error
+
+    managers = [ToolManager([tool(Arena(2), "play")]) for tool in (Broken, EnvTool)]
+    bad, well = rollout_of(Sampler(template, play), template, managers)(prompts("a", "b"))
+    assert (well["stop_reason"], well["reward"]) == ("env_done", 1.0)
+    assert (bad["stop_reason"], bad["reward"], bad["error_kind"]) == ("api_error", None, "internal")
+    assert type(error).__name__ in bad["error"]
+    assert bad["messages"][-1]["content"].startswith("Error: not executed")
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [(b"caf\xc3\xa9", "café"), ("\ud800", "�"), ([1, 2], "[1, 2]"), (None, "")],
+)
+def test_the_first_observation_is_text_as_that_of_a_step_is(
+    template: Template, observation: Any, text: str
+) -> None:
+    env = Arena(1, reset=lambda: StepResult(observation, cast("Any", "no number")))
+    (out,) = play_in(template, env)
+    assert (out["stop_reason"], out["reward"]) == ("env_done", 0.5)
+    assert out["messages"][0]["content"] == (f"0\n\n{text}" if text else "0")
 
 
 def test_an_episode_that_is_over_at_its_reset_samples_nothing(template: Template) -> None:

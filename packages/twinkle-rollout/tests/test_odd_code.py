@@ -163,6 +163,28 @@ def test_a_return_beyond_the_numbers_is_no_reward(api: Any) -> None:
     assert "add up to inf" in out["error"]
 
 
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("method", ["areset", "astep", "aevaluate"])
+def test_an_exception_without_a_text_is_the_envs_own_failure(api: Any, method: str) -> None:
+    odd, good = play(api, Panicking(method, UnprintableError), Panicking(None))
+    assert (good["stop_reason"], good["reward"]) == ("env_done", 1.0)
+    assert (odd["stop_reason"], odd["reward"], odd["error_kind"]) == ("env_error", None, "env")
+    assert "UnprintableError" in odd["error"]
+
+
+def test_an_exception_that_exits_as_it_is_printed_is_a_failed_step(api: Any) -> None:
+    class ExitingError(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    (out,) = play(api, Panicking("astep", ExitingError))
+    assert (out["stop_reason"], out["reward"]) == ("env_error", None)
+
+
 class OnlyAsyncClose(Panicking):
     """Is reset too late, and can be closed by its coroutine only."""
 

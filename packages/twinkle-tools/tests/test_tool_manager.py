@@ -277,9 +277,9 @@ class Unprintable(Exception):
     ("error", "text"),
     [
         (ValueError("bad"), "ValueError: bad"),
-        (ValueError(), "ValueError: "),
+        (ValueError(), "ValueError"),
         (SystemExit(3), "SystemExit: 3"),
-        (GeneratorExit(), "GeneratorExit: "),
+        (GeneratorExit(), "GeneratorExit"),
         (asyncio.CancelledError("stray"), "CancelledError: stray"),
         (StopIteration("end"), "StopIteration: end"),
         (BaseExceptionGroup("g", [SystemExit(1)]), "BaseExceptionGroup: g"),
@@ -300,7 +300,7 @@ async def test_whatever_a_tool_raises_is_answered(
     manager = ToolManager([kind(fail, name="t")], timeout_s=timeout_s)
     outcome = await asyncio.wait_for(both(manager, call("t")), WAIT_S)
     assert outcome.error_kind == "tool"
-    assert outcome.text.startswith(f"Error: tool 't' raised {text}")
+    assert outcome.text.split(" (")[0] == f"Error: tool 't' raised {text}"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,13 @@ from twinkle_agentic.tools.text import clean_text, to_text
 
 __all__ = ["StepResult", "as_step_result"]
 
+_TOLD = (
+    ("error", (str, type(None))),
+    ("error_kind", (str, type(None))),
+    ("retryable", (bool, type(None))),
+    ("reward_missing", (bool, type(None))),
+)
+
 
 @dataclass
 class StepResult:
@@ -128,8 +135,9 @@ def as_step_result(value: Any) -> StepResult:
     Returns:
         `value` itself where it is sound. Else a `StepResult` whose observation is text, whose
         reward is a finite number (`StepResult.scored`; one that is not 0 is not missing, whatever
-        `info` says), and whose `info["episode_reward"]` is one or absent. What is no result at all
-        is a failed step that ends the episode.
+        `info` says), whose `info["episode_reward"]` is one or absent, and whose other keys of a
+        fixed meaning have the types that `StepResult` names. What is no result at all is a failed
+        step that ends the episode.
     """
     if not isinstance(value, StepResult):
         if isinstance(value, type) or not hasattr(value, "observation"):
@@ -142,6 +150,7 @@ def as_step_result(value: Any) -> StepResult:
         and type(value.info) is dict
         and type(value.info.get("episode_reward", 0.0)) is float
         and math.isfinite(value.info.get("episode_reward", 0.0))
+        and _tells_plainly(value.info)
         and not (value.reward and value.info.get("reward_missing"))
         and clean_text(value.observation) is value.observation
     ):
@@ -155,6 +164,7 @@ def as_step_result(value: Any) -> StepResult:
             info["episode_reward"] = number
         elif episode_reward is not None:
             info = _bad_number("episode_reward", episode_reward, info)
+    info |= _told(info)
     reward: Any = getattr(value, "reward", None)
     if info.get("reward_missing") and _finite_number(reward) == 0.0:
         reward = None
@@ -173,7 +183,7 @@ def _finite_number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # whatever a foreign number makes of it
         return None
     return number if math.isfinite(number) else None
 
@@ -189,6 +199,25 @@ def _bad_number(name: str, value: object, info: Mapping[str, Any]) -> dict[str, 
         "error_kind": str(ErrorKind.ENV),
         "retryable": False,
     }
+
+
+def _tells_plainly(info: Mapping[str, Any]) -> bool:
+    """Tell whether what `info` says of a failure has the types it should have."""
+    return all(isinstance(info[name], kinds) for name, kinds in _TOLD if name in info)
+
+
+def _told(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `info` says of a failure in the types it should have."""
+    told: dict[str, Any] = {}
+    for name, kinds in _TOLD:
+        if name not in info or isinstance(info[name], kinds):
+            continue
+        value: Any = info[name]
+        if bool in kinds:
+            told[name] = _truth(value)
+        else:
+            told[name] = _error_text(value) if _truth(value) else ""
+    return told
 
 
 def _no_result(value: Any) -> StepResult:
@@ -210,14 +239,13 @@ def _shown(value: object) -> str:
 def _truth(value: Any) -> bool:
     try:
         return bool(value)
-    except (TypeError, ValueError):  # an array of several
+    except Exception:  # an array of several
         return True
 
 
-def _error_text(error: BaseException | str) -> str:
-    if isinstance(error, str):
+def _error_text(error: object) -> str:
+    if not isinstance(error, BaseException):
         return to_text(error) or "unknown error"
-    text = to_text(error)
     if isinstance(error, TwinkleEnvError):
-        return text or type(error).__name__
-    return to_text(describe_error(error)) if text else type(error).__name__
+        return to_text(error) or type(error).__name__
+    return to_text(describe_error(error))

@@ -14,6 +14,8 @@ from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.protocol.reply import Completion, error_of
 from twinkle_agentic.rollout.types import Failure
 from twinkle_agentic.rollout.waiting import Deadline, bounded
+from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools.text import to_text
 from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = ["Ask", "failure_of"]
@@ -99,14 +101,14 @@ class Ask:
 
 def failure_of(error: BaseException, *, default: str = "client") -> Failure:
     """Classify an exception of an API object or an env; `default` is the kind of any other."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = describe_error(error)
     if isinstance(error, ApiError):
         return Failure(text, error.kind.value, error.retryable)
     if isinstance(error, TwinkleEnvError):
         return Failure(text, str(error.kind), error.retryable)
     status: Any = getattr(error, "status_code", None)
     if isinstance(status, int):  # the exceptions of the openai package and its like
-        words = error_of(status, {}, str(error).encode("utf-8", "replace"))
+        words = error_of(status, {}, to_text(error).encode())
         return Failure(text, words.kind.value, words.retryable)
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return Failure(text, "timeout", True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from twinkle_agentic.envs.base import overrides_evaluate
+from twinkle_agentic.envs.base import StepResult, overrides_evaluate
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.rollout.env_session import (
@@ -91,7 +91,7 @@ class EnvLife:
         self._plan = plan
         self._trajectory = trajectory
         self._env: Any = None
-        self._first: Any = None
+        self._first: StepResult | None = None
         self.close_error: str | None = None
         self.timing = dict(NO_TIMING)
 
@@ -134,13 +134,13 @@ class EnvLife:
         """Return why the episode is over already after `reset`; `None` where it has begun."""
         if (failure := failure_in(self._first)) is not None:
             return StopReason.ENV_ERROR, failure
-        return (StopReason.ENV_DONE, None) if getattr(self._first, "done", False) else None
+        return (StopReason.ENV_DONE, None) if self._first and self._first.done else None
 
     def show_first(self, messages: list[dict[str, Any]]) -> None:
         """Put the observation of `reset` where the model sees it."""
-        observation: Any = getattr(self._first, "observation", None)
+        observation = self._first.observation if self._first else ""
         if observation and self._plan.reset_observation != "ignore":
-            add_observation(messages, str(observation), self._plan.reset_observation)
+            add_observation(messages, observation, self._plan.reset_observation)
 
     @property
     def scores(self) -> bool:

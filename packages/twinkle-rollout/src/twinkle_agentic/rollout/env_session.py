@@ -13,9 +13,11 @@ from typing import Any, cast
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
+from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.rollout.types import EnvFactory, ResetObservation
 from twinkle_agentic.rollout.waiting import bounded
 from twinkle_agentic.tools.coroutines import finish, finish_async
+from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.threads import ThreadPool, current_pool, use_pool
 
 __all__ = [
@@ -57,8 +59,10 @@ async def make_env(
     return made
 
 
-async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> Any:
-    """Reset the env and return the first result.
+async def reset_env(
+    env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None
+) -> StepResult | None:
+    """Reset the env and return the first result, put right like that of a step.
 
     Raises:
         EnvTimeoutError: No result within the limit. A blocking `reset` that returns later is
@@ -82,11 +86,18 @@ async def reset_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
         raise
 
 
-def _first(result: Any) -> Any:
-    if result is None or (hasattr(result, "observation") and not isinstance(result, type)):
-        return result
-    # Unseen it would be an episode that nobody started, or one whose beginning the model misses.
-    raise EnvError(f"reset failed: {as_step_result(result).error}")
+def _first(result: Any) -> StepResult | None:
+    if result is None:
+        return None
+    if isinstance(result, type) or not hasattr(result, "observation"):
+        # Unseen it would be an episode that nobody started, or one whose beginning the model
+        # misses.
+        raise EnvError(f"reset failed: {as_step_result(result).error}")
+    # The reward of `reset` is not counted, so that it may be anything.
+    info = {
+        k: v for k, v in fields_of(getattr(result, "info", None)).items() if k != "episode_reward"
+    }
+    return as_step_result(StepResult(result.observation, 0.0, getattr(result, "done", False), info))
 
 
 async def score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> float:
@@ -153,7 +164,7 @@ async def close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | No
     except TimeoutError:
         problem = f"close did not return within {timeout_s:g} s"
     except Exception as error:
-        problem = f"close raised {type(error).__name__}: {error}"
+        problem = f"close raised {describe_error(error)}"
     if problem is not None:
         logger.warning("env %s: %s", type(env).__name__, problem)
     if cancelled:

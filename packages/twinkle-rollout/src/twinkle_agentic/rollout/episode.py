@@ -17,6 +17,7 @@ from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.transcript import Transcript
 from twinkle_agentic.rollout.types import Failure, Limits, StopReason
 from twinkle_agentic.rollout.waiting import Deadline
+from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.threads import ThreadPool, use_pool
 from twinkle_agentic.tools.tool_manager import ToolManager
 
@@ -105,7 +106,7 @@ class Episode:
 
     def _lose(self, error: BaseException) -> None:
         self._stop = StopReason.API_ERROR
-        self._failure = Failure(f"{type(error).__name__}: {error}", "internal")
+        self._failure = Failure(describe_error(error), "internal")
 
     async def _open(self, env: EnvLife) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,13 @@ from twinkle_agentic.rollout.structural import SampledSequence, Template
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.types import Failure, StopReason
 from twinkle_agentic.rollout.waiting import Deadline
+from twinkle_agentic.tools.coroutines import is_cancelled, is_ctrl_c
+from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["SampledRun"]
+
+logger = logging.getLogger(__name__)
 
 
 class SampledRun:
@@ -72,14 +77,14 @@ class SampledRun:
             return
         try:
             self.toolbox = await self._env.open(Deadline(None))
-        except Exception as error:
-            self.stop, self.failure = StopReason.ENV_ERROR, failure_of(error, default="env")
-            return
-        if (ended := self._env.ended_by_reset()) is not None:
-            self.stop, self.failure = ended
-        self._env.show_first(self._messages)
-        if self.trajectory.get("tools") is None:
-            self.trajectory = {**self.trajectory, "tools": self.toolbox.manager.tool_infos()}
+            if (ended := self._env.ended_by_reset()) is not None:
+                self.stop, self.failure = ended
+            self._env.show_first(self._messages)
+            if self.trajectory.get("tools") is None:
+                self.trajectory = {**self.trajectory, "tools": self.toolbox.manager.tool_infos()}
+        except BaseException as error:
+            _raise_if_told_to_end(error)
+            self._end_by_env(failure_of(error, default="env"))
 
     def begin(self) -> None:
         """Encode the prompt."""
@@ -129,14 +134,23 @@ class SampledRun:
         return self._decide(sequence.stop_reason, text, max_turns, max_tokens)
 
     async def execute(self, tool_timeout_s: float | None) -> None:
-        """Run the calls of the turn."""
-        texts = await run_calls(
-            self.toolbox, self.calls, tool_timeout_s=tool_timeout_s, deadline=Deadline(None)
-        )
-        self._answer(texts)
+        """Run the calls of the turn; what fails beyond a call ends this trajectory alone."""
+        try:
+            texts = await run_calls(
+                self.toolbox, self.calls, tool_timeout_s=tool_timeout_s, deadline=Deadline(None)
+            )
+        except BaseException as error:
+            _raise_if_told_to_end(error)
+            logger.exception("trajectory %d ended by an unexpected error", self.number)
+            self.failure = Failure(describe_error(error), "internal")
+            self._end(StopReason.API_ERROR, "the trajectory ended by an error")
+        else:
+            self._answer(texts)
 
     def go_on(self, max_turns: int, max_tokens: int | None) -> None:
         """Append the tool messages and the next prompt, or end."""
+        if self.stop is not None:
+            return
         if self.toolbox.done:
             self.failure = self.toolbox.steps.loss
             self.stop = StopReason.ENV_DONE if self.failure is None else StopReason.ENV_ERROR
@@ -154,7 +168,8 @@ class SampledRun:
         try:
             if self.turns and self.stop and not self.stop.infrastructure and self._env.scores:
                 self._eval_reward = await self._env.score(self._outcome({}))
-        except Exception as error:
+        except BaseException as error:
+            _raise_if_told_to_end(error)
             self._end_by_env(failure_of(error, default="env"))
         finally:
             await self._env.close()
@@ -300,7 +315,7 @@ class SampledRun:
         """End this trajectory alone: a template fails on one conversation, not on all."""
         if self.stop is not None:
             return  # it has ended already, at the reset of its env
-        text = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, BridgeError) else describe_error(error)
         self.stop = StopReason.API_ERROR
         self.failure = Failure(f"the template failed: {text}", "template")
 
@@ -309,6 +324,12 @@ class SampledRun:
             f"the sampler broke its contract at turn {self.turns} of trajectory {self.number}: "
             f"{found}"
         )
+
+
+def _raise_if_told_to_end(error: BaseException) -> None:
+    """Pass on Ctrl-C and a cancellation; anything else costs one trajectory, not the batch."""
+    if is_ctrl_c(error) or is_cancelled():
+        raise error
 
 
 def _continues(before: list[int], after: list[int], tokens: list[int]) -> bool:

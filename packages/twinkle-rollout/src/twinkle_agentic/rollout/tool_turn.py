@@ -12,6 +12,7 @@ from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.rollout.history import NOT_EXECUTED
 from twinkle_agentic.rollout.types import Failure
 from twinkle_agentic.rollout.waiting import Deadline, bounded
+from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.text import to_text
 from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.tool_manager import ToolManager
@@ -111,7 +112,7 @@ class Toolbox:
             self._count("timeout", tool, before)
             raise
         except Exception as error:
-            text = f"Error: tool {name!r} raised {type(error).__name__}: {error}"
+            text = f"Error: tool {name!r} raised {describe_error(error)}"
             kind = "tool"
         self._count(kind, tool, before)
         return text

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from twinkle_agentic.rollout.types import user_data_of
+from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.text import to_jsonable
 
 __all__ = ["TraceWriter", "trace_record"]
@@ -94,7 +95,7 @@ class TraceWriter:
             _replace(path, text.encode("utf-8", "backslashreplace"))
             return str(path), None
         except (Exception, SystemExit) as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = describe_error(error)
             logger.warning("the trace of trajectory %d was not written: %s", position, problem)
             return None, problem
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from twinkle_agentic.tools.coroutines import is_ctrl_c
+from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.threads import BlockingCallError
 
 __all__ = ["Deadline", "bounded"]
@@ -89,7 +90,7 @@ async def _contained(work: Awaitable[T]) -> T:
 
 
 def _contained_error(error: BaseException) -> BlockingCallError:
-    return BlockingCallError(f"the call raised {type(error).__name__}: {error}")
+    return BlockingCallError(f"the call raised {describe_error(error)}")
 
 
 async def _give_up(task: asyncio.Task[Any]) -> None:

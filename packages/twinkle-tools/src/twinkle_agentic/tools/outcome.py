@@ -45,7 +45,11 @@ def refused(
 
 
 def describe_error(error: BaseException) -> str:
-    """Return `Type: message` of what a tool raised, in a thread or not; never raises."""
+    """Return `Type: message` of what a tool raised, in a thread or not; never raises.
+
+    Where there is no message, the type alone.
+    """
     if isinstance(error, BlockingCallError) and error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {to_text(error)}"
+    text = to_text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -201,5 +201,5 @@ def _number(value: float) -> float | str:
 def _printed(value: object) -> str:
     try:
         return str(value)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"<{type(value).__name__} that cannot be printed: {type(error).__name__}>"
