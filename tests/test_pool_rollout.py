@@ -8,12 +8,14 @@ import random
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.openenv import EnvPool
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
 
@@ -146,6 +148,37 @@ def test_more_episodes_than_slots_wait_for_their_turn(pool: EnvPool, words: list
     finally:
         for slot in held:
             pool.release(slot)
+
+
+class Slow(Env):
+    """Works for a while and is done."""
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        time.sleep(0.6)
+        return StepResult("done", reward=1.0, done=True)
+
+
+class Caller:
+    """Calls the one tool there is."""
+
+    async def acomplete(self, trajectory: Any, sampling_params: Any, **_: Any) -> Any:
+        from twinkle_agentic.protocol.reply import Completion
+
+        name = trajectory["tools"][0]["function"]["name"]
+        call = {"id": "1", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        return Completion(messages=[{"role": "assistant", "content": "", "tool_calls": [call]}])
+
+
+def test_the_wait_for_a_slot_counts_against_no_limit_of_the_episode() -> None:
+    with EnvPool(1, env_factory=Slow) as pool:
+        rollout: Any = APIMultiTurnRollout(
+            Caller(),
+            env_factory=lambda trajectory: pool.lease(),
+            reset_timeout_s=1.0,
+            deadline_s=2.0,
+        )
+        played = rollout([{"messages": [{"role": "user", "content": "Go."}]}] * 6)
+    assert [(e["stop_reason"], e["reward"]) for e in played] == [("env_done", 1.0)] * 6
 
 
 def test_killed_worker_costs_the_episodes_it_held_and_no_others(

@@ -95,11 +95,13 @@ class EnvLife:
         self.close_error: str | None = None
         self.timing = dict(NO_TIMING)
 
-    async def open(self, deadline: Deadline) -> Toolbox:
+    async def open(self, deadline: Deadline, *, queues: bool = True) -> Toolbox:
         """Make and reset the env and return its tools.
 
         Args:
             deadline: Of the trajectory; `reset_timeout_s` holds too.
+            queues: Whether a leased env may wait for its slot beyond these limits, until its own:
+                others are at work in the meantime, and give theirs back.
 
         Raises:
             EnvTimeoutError: It took too long.
@@ -109,14 +111,23 @@ class EnvLife:
         own = Deadline(self._plan.limits.reset_timeout_s)
         started = time.monotonic()
         use_pool(self._plan.threads.reset)
+
+        def left_s() -> float | None:
+            return deadline.cap_s(own.left_s())
+
         try:
-            return await self._open(lambda: deadline.cap_s(own.left_s()))
+            await self._make(left_s())
+            if queues:
+                waited = await _wait_for_slot(self._env)
+                own.postpone(waited)
+                deadline.postpone(waited)
+            return await self._begin(left_s)
         finally:
             use_pool(self._plan.threads.step)
             self.timing["reset"] += time.monotonic() - started
 
-    async def _open(self, left_s: Callable[[], float | None]) -> Toolbox:
-        env = await make_env(self._plan.factory, self._trajectory, timeout_s=left_s())
+    async def _make(self, timeout_s: float | None) -> None:
+        env = await make_env(self._plan.factory, self._trajectory, timeout_s=timeout_s)
         if id(env) in self._plan.threads.live_envs:
             raise EnvError(
                 "env_factory returned an env that another trajectory is using: make one per "
@@ -124,6 +135,9 @@ class EnvLife:
             )
         self._plan.threads.live_envs.add(id(env))
         self._env = env
+
+    async def _begin(self, left_s: Callable[[], float | None]) -> Toolbox:
+        env = self._env
         self._first = await reset_env(env, self._trajectory, timeout_s=left_s())
         use_pool(self._plan.threads.step)
         step_s = self._plan.limits.tool_timeout_s
@@ -174,6 +188,16 @@ class EnvLife:
         finally:
             self._plan.threads.live_envs.discard(id(env))
             self.timing["close"] += time.monotonic() - started
+
+
+async def _wait_for_slot(env: Any) -> float:
+    """Wait for the slot of a leased env, which has a limit of its own; return how long (s)."""
+    hold_slot = getattr(env, "hold_slot", None)
+    if hold_slot is None:
+        return 0.0
+    started = time.monotonic()
+    await hold_slot()
+    return time.monotonic() - started
 
 
 def check_return(total: float | None) -> Failure | None:

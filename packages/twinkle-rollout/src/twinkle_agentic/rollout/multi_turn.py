@@ -41,7 +41,8 @@ class MultiTurnRollout(Rollout):
     Either `env_factory` makes an env for each trajectory (made, reset, scored where it overrides
     `evaluate`, closed on every path, interruption included), or `tool_manager` brings tools, whose
     envs the caller resets, scores and closes. The envs of a batch live at the same time, from
-    before its first turn; each is scored and closed as its trajectory ends, while the others go on.
+    before its first turn (a pool needs a slot for each); each is scored and closed as its
+    trajectory ends, while the others go on.
 
     The model is shown the `tools` of a trajectory, where it has them, else those of its own env; a
     manager's definitions are not added to the prompt.

@@ -76,7 +76,7 @@ class SampledRun:
         if self._env is None:
             return
         try:
-            self.toolbox = await self._env.open(Deadline(None))
+            self.toolbox = await self._env.open(Deadline(None), queues=False)
             if (ended := self._env.ended_by_reset()) is not None:
                 self.stop, self.failure = ended
             self._env.show_first(self._messages)

@@ -37,6 +37,11 @@ class Deadline:
         """Whether the time is over."""
         return self.at is not None and time.monotonic() >= self.at
 
+    def postpone(self, seconds: float) -> None:
+        """Move it by a time that does not count."""
+        if self.at is not None:
+            self.at += seconds
+
     def cap_s(self, limit_s: float | None) -> float | None:
         """Return the nearer of a limit and the deadline, in seconds from now."""
         left = self.left_s()

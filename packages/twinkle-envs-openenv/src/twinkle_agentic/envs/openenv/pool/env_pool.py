@@ -240,8 +240,8 @@ class EnvPool(BatchCalls):
         """Lend a slot as a plain env until its `close` or `aclose`; never blocks.
 
         Where no slot is free, the first `reset` (or `areset`) of the env waits for one, first come,
-        first served. So `env_factory=lambda trajectory: pool.lease()` lets a rollout run more
-        episodes than slots.
+        first served. So `env_factory=lambda trajectory: pool.lease()` lets an `APIMultiTurnRollout`
+        run more episodes than slots, and their wait counts against none of its limits.
 
         Args:
             timeout_s: Seconds that `reset` waits for a slot; by default `lease_timeout_s`.
