@@ -20,8 +20,8 @@ pytestmark = pytest.mark.integration
 
 CLI = [sys.executable, "-m", "twinkle_agentic.rollout.cli"]
 
-# Says which trajectories it was made for; loses those that the file `down` names, and holds the
-# one that the file `held` names.
+# Says which trajectories it was made for; loses those that the file `down` names, those that `once`
+# names the first time, and holds those that `held` names.
 _ENV = """
 import pathlib, time
 from twinkle_agentic.envs.base import Env, StepResult
@@ -41,6 +41,9 @@ class Counting(Env):
     def step(self, tool_name, arguments):
         if self.name in named("down"):
             raise WorkerLostError("the node is gone")
+        if self.name in set(named("once")) - set(named("was")):
+            pathlib.Path("was").write_text(self.name)
+            raise WorkerLostError("the node is gone", retryable=True)
         if self.name in named("held"):
             pathlib.Path("holding").touch()
             time.sleep(60)
@@ -138,6 +141,20 @@ def test_resume_runs_what_has_no_reward_and_keeps_the_rest(
     third, played = run(folder, scripted_endpoint, "--resume")
     assert (third.returncode, played) == (0, []), third.stderr
     assert results(folder) == after
+
+
+def test_attempts_play_a_lost_episode_again_in_the_same_run(
+    folder: Path, scripted_endpoint: ServerProcess
+) -> None:
+    (folder / "once").write_text("bb")
+    done, played = run(folder, scripted_endpoint, "--attempts", "2")
+    assert (done.returncode, played) == (0, ["a", "bb", "bb", "ccc"]), done.stderr
+    assert "1 of 3 episodes, 4 attempts in all" in done.stdout
+    assert [(row["reward"], row["attempts"]) for row in results(folder)] == [
+        (1.0, 1),
+        (2.0, 2),
+        (3.0, 1),
+    ]
 
 
 def test_resume_after_a_kill_takes_up_the_part_file(

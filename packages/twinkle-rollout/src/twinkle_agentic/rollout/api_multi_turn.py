@@ -13,8 +13,10 @@ from typing import Any, cast
 from twinkle_agentic.envs.background import run_sync
 from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.asking import Ask
+from twinkle_agentic.rollout.attempts import play
 from twinkle_agentic.rollout.base import Rollout
 from twinkle_agentic.rollout.checks import (
+    check_attempts,
     check_body,
     check_exclusive,
     check_reset_observation,
@@ -26,7 +28,7 @@ from twinkle_agentic.rollout.checks import (
 )
 from twinkle_agentic.rollout.collector import rarer_collections
 from twinkle_agentic.rollout.env_life import EnvPlan, EnvThreads
-from twinkle_agentic.rollout.episode import Episode, Plan
+from twinkle_agentic.rollout.episode import Plan
 from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
@@ -88,8 +90,12 @@ class APIMultiTurnRollout(Rollout):
             message (a message of its own where the last is none), `message` for a user message of
             its own, `ignore`. The `info` of `reset` is not kept; what an OpenEnv server leaves open
             in it (`reset_unverified`) is explained at `OpenEnvClient`.
-        deadline_s: Limit of one trajectory, from making its env to the last tool result; `None` for
-            none. What was earned is kept. Scoring and closing follow, within limits of their own.
+        max_attempts: How often a trajectory is played at most: anew from its prompt, in a new env,
+            where a failure that may pass (`retryable`) left it without a reward. Needs
+            `env_factory`.
+        deadline_s: Limit of one trajectory, from making its env to the last tool result, all its
+            attempts together; `None` for none. What was earned is kept. Scoring and closing follow,
+            within limits of their own.
         max_trajectory_tokens: Ends a trajectory (`length`) whose prompt and replies reach this many
             tokens by the server's count.
         request_timeout_s: Limit of one request with all its retries; by default the client's own
@@ -131,6 +137,7 @@ class APIMultiTurnRollout(Rollout):
         *,
         env_factory: EnvFactory | None = None,
         reset_observation: ResetObservation = "append",
+        max_attempts: int = 1,
         deadline_s: float | None = None,
         max_trajectory_tokens: int | None = None,
         request_timeout_s: float | None = None,
@@ -152,6 +159,7 @@ class APIMultiTurnRollout(Rollout):
         check_exclusive(tool_manager, env_factory)
         check_count("concurrency", concurrency, allow_none=True)
         check_count("max_threads", max_threads)
+        check_attempts(max_attempts, env_factory)
         check_reset_observation(reset_observation)
         self.api = api
         self.tool_manager = tool_manager
@@ -168,6 +176,7 @@ class APIMultiTurnRollout(Rollout):
             close_timeout_s=close_timeout_s,
         )
         self.concurrency = concurrency
+        self.max_attempts = max_attempts
         self.extra_body = check_body(extra_body)
         self.reset_observation: ResetObservation = reset_observation
         self.run_last_calls = run_last_calls
@@ -231,6 +240,7 @@ class APIMultiTurnRollout(Rollout):
             raise TypeError(f"unknown overrides {unknown}: a call takes {', '.join(_OVERRIDES)}")
         given = check_trajectories(trajectories)
         manager, factory = tools_or_envs(self.tool_manager, self.env_factory, kwargs)
+        check_attempts(self.max_attempts, factory)
         managers = resolve_managers(manager, len(given)) if factory is None else None
         if not given:
             return []
@@ -267,21 +277,14 @@ class APIMultiTurnRollout(Rollout):
             async with places:
                 waited = time.monotonic() - queued
                 tools = None if managers is None else managers[position]
-                episode = Episode(plan, given[position], tools)
-                try:
-                    out = await episode.run()
-                except BaseException as error:
-                    if is_ctrl_c(error) or is_cancelled():
-                        raise
-                    # A fault of ours, or an exception that nothing expects to be raised, must cost
-                    # one trajectory, not the batch.
-                    logger.exception("trajectory %d ended by an unexpected error", position)
-                    out = episode.lost(error)
+                out, raw_replies = await play(
+                    plan, given[position], tools, max_attempts=self.max_attempts
+                )
             out["timing"] = {"queued": waited, **out["timing"]}
             if self._traces is not None:
                 try:
                     path, problem = await self._write_trace(
-                        self._traces, out, position, step, episode.transcript.raw_replies
+                        self._traces, out, position, step, raw_replies
                     )
                 except asyncio.CancelledError:
                     out |= {"trace_path": None, "trace_error": "the rollout was cancelled"}

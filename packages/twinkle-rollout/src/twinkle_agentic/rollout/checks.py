@@ -8,8 +8,10 @@ from typing import Any, cast
 
 from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.tool_turn import env_tools
+from twinkle_agentic.tools.limits import check_count
 
 __all__ = [
+    "check_attempts",
     "check_body",
     "check_exclusive",
     "check_reset_observation",
@@ -146,6 +148,20 @@ def check_reset_observation(where: str) -> None:
     if where not in ("append", "message", "ignore"):
         raise ValueError(
             f"reset_observation must be 'append', 'message' or 'ignore', found {where!r}"
+        )
+
+
+def check_attempts(max_attempts: int, env_factory: Any) -> None:
+    """Check how often a trajectory may be played.
+
+    Raises:
+        ValueError: Less than once, or more than once without a new env each time.
+    """
+    check_count("max_attempts", max_attempts)
+    if max_attempts > 1 and env_factory is None:
+        raise ValueError(
+            f"max_attempts={max_attempts} needs env_factory: the tools of a tool_manager keep what "
+            "an attempt that failed did to them"
         )
 
 

@@ -53,18 +53,25 @@ class Episode:
         plan: What it shares with the others.
         trajectory: The input; not changed.
         manager: Its tool manager; `None` with an env factory.
+        deadline: When it must end.
 
     Attributes:
         transcript: What was said.
     """
 
-    def __init__(self, plan: Plan, trajectory: Mapping[str, Any], manager: Any | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        trajectory: Mapping[str, Any],
+        manager: Any | None,
+        deadline: Deadline,
+    ) -> None:
         self._plan = plan
         self._input = trajectory
         self._env = None if plan.envs is None else EnvLife(plan.envs, trajectory)
         self._toolbox = Toolbox(ToolManager() if manager is None else manager)
         self.transcript = Transcript(trajectory.get("messages"))
-        self._deadline = Deadline(plan.limits.deadline_s)
+        self._deadline = deadline
         self._started = time.monotonic()
         self._stop: StopReason | None = None
         self._failure: Failure | None = None

@@ -69,6 +69,9 @@ class FinishedTrajectory(Trajectory):
         usage: The server's token counts summed over the turns; `None` where it sent none.
         token_turns: One per model message. Only where log probabilities or `return_token_ids` were
             asked for.
+        attempts: Only with `max_attempts` above 1: how often it was played. All else is of the last
+            time, but `timing`, which has the seconds before that as `earlier`.
+        earlier_errors: Only with `max_attempts` above 1: the `error` of each attempt before.
         close_error: Only where closing the env failed.
         trace_path: Only with `trace_dir`: the file, `None` where none was written.
         trace_error: Only where writing the trace failed.
@@ -90,6 +93,8 @@ class FinishedTrajectory(Trajectory):
     timing: dict[str, float]
     usage: dict[str, int] | None
     token_turns: NotRequired[list[TokenTurn]]
+    attempts: NotRequired[int]
+    earlier_errors: NotRequired[list[str]]
     close_error: NotRequired[str]
     trace_path: NotRequired[str | None]
     trace_error: NotRequired[str]

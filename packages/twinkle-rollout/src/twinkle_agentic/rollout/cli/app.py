@@ -144,6 +144,14 @@ def run(
             min=1, metavar="N", help="Trajectories per task, as group-relative methods need them."
         ),
     ] = 1,
+    attempts: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Times an episode is played at most, where a failure that may pass ended it.",
+        ),
+    ] = 1,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the result of an earlier run.")
     ] = False,
@@ -197,6 +205,7 @@ def run(
         deadline_s=deadline_s,
         step_timeout_s=step_timeout_s,
         samples=samples,
+        attempts=attempts,
         overwrite=overwrite,
         resume=resume,
         plots=plots,

@@ -64,6 +64,11 @@ def print_summary(
         table.add_row("tasks", _groups(trajectories))
     table.add_row("stop reasons", ", ".join(f"{k} {n}" for k, n in reasons.most_common()))
     table.add_row("turns", f"{sum(turns)} in all, median {median(turns):g}" if turns else "none")
+    attempts = [int(row.get("attempts", 1)) for row in trajectories]
+    if again := sum(count > 1 for count in attempts):
+        table.add_row(
+            "played again", f"{again} of {len(attempts)} episodes, {sum(attempts)} attempts in all"
+        )
     failed = sum(len(row.get("failed_steps") or ()) for row in trajectories)
     # Where the env scores the whole, steps without a reward are as they should be.
     by_steps = [row for row in trajectories if row.get("eval_reward") is None]

@@ -40,6 +40,7 @@ class RunOptions:
     deadline_s: float | None
     step_timeout_s: float
     samples: int
+    attempts: int
     overwrite: bool
     resume: bool
     plots: bool | None
@@ -95,6 +96,7 @@ def run(console: Console, options: RunOptions) -> int:
                 max_tokens=options.max_tokens, temperature=options.temperature
             ),
             max_turns=options.max_turns,
+            max_attempts=options.attempts,
             concurrency=options.concurrency,
             request_timeout_s=options.request_timeout_s,
             deadline_s=options.deadline_s,
