@@ -8,16 +8,22 @@ from __future__ import annotations
 import gzip
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 import pytest
+
+from sandbox_server.files_http import upload
+from sandbox_server.http import ClientGoneError, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import e2b
     from conftest import Server
+
+    from sandbox_server.record import SandboxRecord
 
 HALF = "\ud800"  # half of a character: JSON can write it, UTF-8 cannot
 DEEP = b"[" * 100_000
@@ -115,3 +121,37 @@ def test_every_member_of_a_gzip_body_is_written(plain: Server, box: e2b.Sandbox)
     assert box.files.read("members.txt") == "one two"
     garbage = httpx.post(url, content=body + b"more", headers=headers_of(box, **more))
     assert garbage.status_code == 400
+
+
+def test_a_list_that_is_too_long(plain: Server, box: e2b.Sandbox) -> None:
+    box.commands.run("mkdir most; cd most; seq 50000 | xargs touch", timeout=60)
+    url = f"{plain.url}/filesystem.Filesystem/ListDir"
+    message = {"path": "most"}
+    whole = httpx.post(url, json=message, headers=headers_of(box), timeout=60)
+    assert len(whole.json()["entries"]) == 50_000
+    box.commands.run("touch most/one-more")
+    refused = httpx.post(url, json=message, headers=headers_of(box), timeout=60)
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_argument")
+    assert "50000 entries" in refused.json()["message"]
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_form() -> None:
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nhalf'
+    messages = [
+        {"type": "http.request", "body": head, "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/files",
+        "query_string": b"path=a",
+        "headers": [(b"content-type", b"multipart/form-data; boundary=b")],
+    }
+    record = cast("SandboxRecord", SimpleNamespace(disk_bytes=1 << 20))
+    with pytest.raises(ClientGoneError):
+        await upload(record, Request(scope, receive), "user")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
 from typing import Any, cast
 
@@ -110,18 +111,19 @@ class FileOperations:
         """List a directory, `depth` levels deep, in the order of names.
 
         Raises:
-            GuestError: `not_found`, `invalid_argument` (not a directory).
+            GuestError: `not_found`, `invalid_argument` (not a directory, more than 50,000 entries).
             SandboxLostError: The sandbox has ended.
         """
         call = self._channel.call("list", path=path, user=user, depth=depth)
-        entries: list[dict[str, Any]] = []
+        entries: list[DirEntry] = []
         while True:
             message, _ = await call.next("part", "result")
-            if message["ev"] == "result":
-                value = cast("dict[str, Any]", call.field(message, "value", dict))
-                entries += call.field(value, "entries", list)
-                return [call.made(DirEntry, entry) for entry in entries]
-            entries += call.field(message, "entries", list)
+            final = message["ev"] == "result"
+            part = cast("dict[str, Any]", call.field(message, "value", dict)) if final else message
+            entries += [call.made(DirEntry, entry) for entry in call.field(part, "entries", list)]
+            if final:
+                return entries
+            await asyncio.sleep(0)  # other sandboxes' turn: parts may come as fast as they are read
 
     async def make_dir(self, path: str, *, user: str = "user") -> DirEntry:
         """Make a directory and its parents.

@@ -11,11 +11,12 @@ from typing import Any
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as StarletteRequest
 
 from sandbox_server.errors import ApiError
 from sandbox_server.filesystem_rpc import locate
-from sandbox_server.http import Request, Response, Send, json_response
+from sandbox_server.http import ClientGoneError, Request, Response, Send, json_response
 from sandbox_server.record import SandboxRecord
 
 __all__ = ["download", "upload"]
@@ -119,6 +120,8 @@ async def _multipart(
     async with contextlib.AsyncExitStack() as stack:
         try:
             form = await stack.enter_async_context(starlette_request.form(max_files=_MAX_FILES))
+        except ClientDisconnect as error:
+            raise ClientGoneError from error
         except MultiPartException as error:
             raise ApiError(400, f"the form cannot be read: {error.message}") from error
         except OSError as error:

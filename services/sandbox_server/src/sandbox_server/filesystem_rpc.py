@@ -17,6 +17,7 @@ from twinkle_isolation import DirEntry, WatchEvent
 
 __all__ = ["FilesystemService", "locate"]
 
+_ENTRIES_PER_TURN = 500
 _TYPES = {
     "file": "FILE_TYPE_FILE",
     "dir": "FILE_TYPE_DIRECTORY",
@@ -69,7 +70,12 @@ class FilesystemService:
         """List a directory."""
         depth = as_whole(message.get("depth") or 1, "depth")
         entries = await self.sandbox.list_dir(self._path(message), user=self.user, depth=depth)
-        return {"entries": [_entry(entry) for entry in entries]}
+        described: list[Message] = []
+        for entry in entries:
+            described.append(_entry(entry))
+            if len(described) % _ENTRIES_PER_TURN == 0:
+                await asyncio.sleep(0)  # other requests' turn
+        return {"entries": described}
 
     async def remove(self, message: Message) -> Message:
         """Remove a path."""

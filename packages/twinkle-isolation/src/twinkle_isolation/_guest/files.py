@@ -28,6 +28,7 @@ __all__ = [
 
 _OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_DEPTH = 64
+_MAX_ENTRIES = 50_000  # of one list, all of which the host has to hold
 
 _CODES = {
     errno.ENOENT: "not_found",
@@ -160,7 +161,14 @@ def list_dir(path: str, depth: int) -> Iterator[dict[str, Any]]:
         raise Failure("invalid_argument", f"path is not a directory: {path!r}")
     if not 1 <= depth <= _MAX_DEPTH:
         raise Failure("invalid_argument", f"depth {depth} is outside 1..{_MAX_DEPTH}")
-    yield from _walk(path, depth)
+    for number, entry in enumerate(_walk(path, depth)):
+        if number >= _MAX_ENTRIES:
+            raise Failure(
+                "invalid_argument",
+                f"more than {_MAX_ENTRIES} entries below {path!r}: ask for fewer levels, or list "
+                "them with a command",
+            )
+        yield entry
 
 
 def _walk(path: str, depth: int) -> Iterator[dict[str, Any]]:
