@@ -120,7 +120,8 @@ class FileOperations:
             message, _ = await call.next("part", "result")
             final = message["ev"] == "result"
             part = cast("dict[str, Any]", call.field(message, "value", dict)) if final else message
-            entries += [call.made(DirEntry, entry) for entry in call.field(part, "entries", list)]
+            found = cast("list[object]", call.field(part, "entries", list))
+            entries += [call.made(DirEntry, entry) for entry in found]
             if final:
                 return entries
             await asyncio.sleep(0)  # other sandboxes' turn: parts may come as fast as they are read
