@@ -78,9 +78,26 @@ def test_a_trainer_on_another_host_must_be_named(server: Any, orphans: Any) -> N
     report = sweep(api_url=server.url)
     assert report.killed == []
     assert set(report.spared.values()) == {
-        "its trainer is on another host: name it with run or older_than_s"
+        "its trainer is elsewhere: name it with run or older_than_s"
     }
     assert len(sweep(api_url=server.url, run="dead").killed) == 3
+
+
+def test_a_trainer_in_a_container_of_the_same_host_name_is_left_alone(
+    server: Any, make_env: Any
+) -> None:
+    env = make_env()
+    env.reset()
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no process id namespace can be made here")
+    code = (
+        "from twinkle_agentic.envs.agentenv.sweep import sweep\n"
+        f"print(sweep(api_url={server.url!r}).killed)\n"
+    )
+    done = subprocess.run([*unshare, sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+    assert env.step("run_command", {"command": "true"}).info.get("error") is None
 
 
 def test_running_trainers_only_when_told(server: Any, make_env: Any) -> None:
@@ -101,14 +118,14 @@ def test_each_kill_has_its_true_reason(server: Any, orphans: Any, make_env: Any)
     server.fault("DELETE", f"/sandboxes/{orphans[2]}", status=500, body="broken", times=99)
     dry = sweep(api_url=server.url, include_live=True, dry_run=True)
     assert dry.reasons == {
-        orphans[0]: "its trainer is on another host, and include_live is set",
+        orphans[0]: "its trainer is elsewhere, and include_live is set",
         orphans[1]: "its trainer is gone",
         orphans[2]: "its trainer is gone",
         mine.sandbox_id: "its trainer runs on this host, and include_live is set",
     }
     done = sweep(api_url=server.url, older_than_s=1)
     assert done.reasons == {
-        orphans[0]: "its trainer is on another host, and older_than_s names it",
+        orphans[0]: "its trainer is elsewhere, and older_than_s names it",
         orphans[1]: "its trainer is gone",
     }
 
@@ -136,5 +153,6 @@ def test_a_process_id_used_again_is_not_the_trainer() -> None:
     mine = labels.process_labels("r")
     assert labels.owner_lives(mine) is True
     assert labels.owner_lives({**mine, "twinkle-process-start": "1"}) is False
-    assert labels.owner_lives({**mine, "twinkle-host": "elsewhere"}) is None
+    for name in ("twinkle-host", "twinkle-pid-space"):
+        assert labels.owner_lives({**mine, name: "elsewhere"}) is None
     assert labels.owner_lives({}) is None

@@ -32,6 +32,7 @@ CREATE_ID = "twinkle-create"
 EPISODE = "twinkle-episode"
 _HOST = "twinkle-host"
 _PID = "twinkle-pid"
+_SPACE = "twinkle-pid-space"  # containers may share a host name, and number processes on their own
 _START = "twinkle-process-start"  # clock ticks since boot: process ids are used again
 
 _default_run: str | None = None
@@ -51,11 +52,12 @@ def process_labels(run: str) -> dict[str, str]:
 
 
 def owner_lives(labels: Mapping[str, str]) -> bool | None:
-    """Tell whether the process that made a sandbox runs; `None` where this host cannot know."""
+    """Tell whether the process that made a sandbox runs; `None` where it cannot be known here."""
     pid = labels.get(_PID, "")
-    if labels.get(_HOST) != socket.gethostname() or not pid.isdigit():
+    here = _this_process()
+    if any(labels.get(name) != here[name] for name in (_HOST, _SPACE)) or not pid.isdigit():
         return None
-    if not Path("/proc/self/stat").exists():
+    if not here[_SPACE]:
         return None
     start = _process_start(int(pid))
     return start is not None and start == labels.get(_START)
@@ -65,9 +67,19 @@ def owner_lives(labels: Mapping[str, str]) -> bool | None:
 def _this_process() -> dict[str, str]:
     return {
         _HOST: socket.gethostname(),
+        _SPACE: _pid_space(),
         _PID: str(os.getpid()),
         _START: _process_start(os.getpid()) or "",
     }
+
+
+def _pid_space() -> str:
+    """Name where process ids mean the same, by this boot and the namespace; empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _process_start(pid: int) -> str | None:

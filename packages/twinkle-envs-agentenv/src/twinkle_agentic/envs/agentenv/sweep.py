@@ -54,8 +54,8 @@ def sweep(
     """Kill sandboxes that were created by an `AgentEnv` and whose trainer is gone.
 
     Only sandboxes with our label are looked at. One whose trainer still runs on this host is
-    spared. Of a trainer on another host nothing is known: its sandboxes are killed only where `run`
-    or `older_than_s` names them.
+    spared. Of a trainer on another host, in another container, or from before a restart of this
+    host nothing is known: its sandboxes are killed only where `run` or `older_than_s` names them.
 
     Args:
         api_url: The server; by default `E2B_API_URL`.
@@ -147,7 +147,7 @@ def _verdict(
     lives = labels.owner_lives(info.metadata)
     if lives is False:
         return True, "its trainer is gone"
-    where = "its trainer runs on this host" if lives else "its trainer is on another host"
+    where = "its trainer runs on this host" if lives else "its trainer is elsewhere"
     if include_live:
         return True, f"{where}, and include_live is set"
     if lives:

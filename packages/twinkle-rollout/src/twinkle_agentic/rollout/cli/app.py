@@ -276,8 +276,8 @@ def sweep(
     """Kill sandboxes whose trainer is gone, paused ones included.
 
     Only sandboxes made by `AgentEnv` are looked at, by their labels. One whose trainer still runs
-    on this host is spared; those of another host are killed only when --run or --older-than-s
-    names them.
+    on this host is spared; those of another host or container, or from before a restart, are killed
+    only when --run or --older-than-s names them.
     """
     from twinkle_agentic.rollout.cli.sweep import sweep as run_sweep
 
