@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import os
@@ -484,6 +485,56 @@ async def test_cancelling_closes_every_env(api: Any) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert Watched.open == set()
+
+
+class Opening(Env):
+    """Opens in the place named, and takes until it is let."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.begun, self.go = asyncio.Event(), threading.Event()
+        self.loop = asyncio.get_running_loop()
+        self.log: list[str] = []
+
+    def open(self, where: str) -> None:
+        if where == self.where:
+            self.loop.call_soon_threadsafe(self.begun.set)
+            self.go.wait(60)
+            self.log.append("opened")
+
+    def made(self, trajectory: Any) -> Env:
+        self.open("factory")
+        return self
+
+    async def made_late(self, trajectory: Any) -> Env:
+        with contextlib.suppress(asyncio.CancelledError):
+            self.begun.set()
+            await asyncio.Event().wait()
+        self.log.append("opened")
+        return self
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        self.open("reset")
+        return StepResult()
+
+    def step(self, tool_name: str, arguments: Any) -> StepResult:
+        return StepResult()
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+@pytest.mark.parametrize("where", ["factory", "coroutine", "reset"])
+async def test_cancelling_closes_what_was_just_being_opened(api: Any, where: str) -> None:
+    env = Opening(where)
+    factory = env.made_late if where == "coroutine" else env.made
+    task = asyncio.create_task(rollout_of(api("answer"), env_factory=factory).arun(prompts(1)))
+    await env.begun.wait()
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.1, env.go.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert env.log == ["opened", "closed"]
 
 
 async def test_cancelling_tells_of_a_trajectory_whose_trace_is_being_written(

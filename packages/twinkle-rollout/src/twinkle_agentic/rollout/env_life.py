@@ -127,13 +127,18 @@ class EnvLife:
             self.timing["reset"] += time.monotonic() - started
 
     async def _make(self, timeout_s: float | None) -> None:
-        env = await make_env(self._plan.factory, self._trajectory, timeout_s=timeout_s)
+        env = await make_env(
+            self._plan.factory, self._trajectory, timeout_s=timeout_s, keep=self._keep
+        )
         if id(env) in self._plan.threads.live_envs:
             raise EnvError(
                 "env_factory returned an env that another trajectory is using: make one per "
                 "trajectory"
             )
         self._plan.threads.live_envs.add(id(env))
+        self._env = env
+
+    def _keep(self, env: Any) -> None:
         self._env = env
 
     async def _begin(self, left_s: Callable[[], float | None]) -> Toolbox:

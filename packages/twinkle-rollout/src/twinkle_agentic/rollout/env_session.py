@@ -15,7 +15,7 @@ from twinkle_agentic.envs.base import Env, StepResult, as_step_result
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
 from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.rollout.types import EnvFactory, ResetObservation
-from twinkle_agentic.rollout.waiting import bounded
+from twinkle_agentic.rollout.waiting import bounded, ended
 from twinkle_agentic.tools.coroutines import finish, finish_async
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.threads import ThreadPool, current_pool, use_pool
@@ -31,14 +31,26 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _LATE_CLOSE_S = 60.0  # for the close of an env that nobody waits for any more
+_UNDER_WAY_S = 5.0  # what is being made or reset gets to end when its caller is cancelled
 
 
 async def make_env(
-    factory: EnvFactory, trajectory: Mapping[str, Any], *, timeout_s: float | None
+    factory: EnvFactory,
+    trajectory: Mapping[str, Any],
+    *,
+    timeout_s: float | None,
+    keep: Callable[[Any], None],
 ) -> Any:
     """Make the env of one trajectory.
 
-    An env that arrives after the time limit, or after a cancellation, is closed at once.
+    One that arrives after the time limit is closed at once. When cancelled, the caller waits 5 s
+    for one that is under way, since the program may end with it.
+
+    Args:
+        factory: Plain, then run in a thread, or a coroutine function.
+        trajectory: For the factory.
+        timeout_s: When to give up.
+        keep: Takes an env that arrived although the caller is cancelled, to be closed by it.
 
     Raises:
         EnvTimeoutError: None within the limit.
@@ -47,13 +59,15 @@ async def make_env(
     """
     given = dict(trajectory)
     if inspect.iscoroutinefunction(factory):
-        made: Any = await _within(factory(given), timeout_s, "env_factory", late=_close_late)
+        made: Any = await _within(
+            factory(given), timeout_s, "env_factory", late=_close_late, keep=keep
+        )
     else:
         made = await _blocking(
-            factory, given, timeout_s=timeout_s, what="env_factory", late=_close_late
+            factory, given, timeout_s=timeout_s, what="env_factory", late=_close_late, keep=keep
         )
         if inspect.isawaitable(made):
-            made = await _within(made, timeout_s, "env_factory", late=_close_late)
+            made = await _within(made, timeout_s, "env_factory", late=_close_late, keep=keep)
     if isinstance(made, type) or not callable(getattr(made, "step", None)):
         raise EnvError(f"env_factory must return an env, found {made!r}")
     return made
@@ -63,6 +77,8 @@ async def reset_env(
     env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None
 ) -> StepResult | None:
     """Reset the env and return the first result, put right like that of a step.
+
+    After a cancellation a blocking reset that is under way is waited for, for 5 s.
 
     Raises:
         EnvTimeoutError: No result within the limit. A blocking `reset` that returns later is
@@ -80,8 +96,11 @@ async def reset_env(
     future = current_pool().submit(env.reset, given)
     try:
         return _first(await _finished(future, timeout_s=timeout_s, what="reset"))
-    except (EnvTimeoutError, asyncio.CancelledError):
-        if not future.done():  # it may yet open what the close that follows here cannot see
+    except (EnvTimeoutError, asyncio.CancelledError) as error:
+        # It may yet open what the close that follows here cannot see.
+        if isinstance(error, asyncio.CancelledError):
+            await ended(future, _UNDER_WAY_S)
+        if not future.done():
             _when_late(future, close_again)
         raise
 
@@ -90,8 +109,7 @@ def _first(result: Any) -> StepResult | None:
     if result is None:
         return None
     if isinstance(result, type) or not hasattr(result, "observation"):
-        # Unseen it would be an episode that nobody started, or one whose beginning the model
-        # misses.
+        # Unseen it would be an episode that nobody began, or whose beginning the model misses.
         raise EnvError(f"reset failed: {as_step_result(result).error}")
     # The reward of `reset` is not counted, so that it may be anything.
     info = {
@@ -191,7 +209,12 @@ def _has_native(env: Any, name: str) -> bool:
 
 
 async def _within(
-    work: Any, timeout_s: float | None, what: str, *, late: Callable[[Any], None] | None = None
+    work: Any,
+    timeout_s: float | None,
+    what: str,
+    *,
+    late: Callable[[Any], None] | None = None,
+    keep: Callable[[Any], None] | None = None,
 ) -> Any:
     task = asyncio.ensure_future(work)
     try:
@@ -202,7 +225,7 @@ async def _within(
         _when_late(task, late)
         raise EnvTimeoutError(f"{what} gave no result within {timeout_s or 0:g} s") from error
     except asyncio.CancelledError:
-        _when_late(task, late)
+        _when_late(task, (keep or late) if task.done() else late)
         raise
 
 
@@ -213,11 +236,15 @@ async def _blocking(
     timeout_s: float | None,
     what: str,
     late: Callable[[Any], None] | None = None,
+    keep: Callable[[Any], None] | None = None,
 ) -> Any:
     future = current_pool().submit(function, argument)
     try:
         return await _finished(future, timeout_s=timeout_s, what=what)
-    except (EnvTimeoutError, asyncio.CancelledError):
+    except (EnvTimeoutError, asyncio.CancelledError) as error:
+        if keep is not None and isinstance(error, asyncio.CancelledError):
+            await ended(future, _UNDER_WAY_S)
+            late = keep if future.done() else late
         _when_late(future, late)
         raise
 
@@ -248,7 +275,10 @@ def _when_late(
         if not done.cancelled() and done.exception() is None:
             hand_over(done.result())
 
-    cast("Any", future).add_done_callback(arrived)
+    if future.done():
+        arrived(future)  # a future of asyncio would tell in the loop's next round
+    else:
+        cast("Any", future).add_done_callback(arrived)
 
 
 def _close_late(env: Any) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from twinkle_agentic.tools.coroutines import is_ctrl_c
+from twinkle_agentic.tools.mailbox import mailbox_of
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.threads import BlockingCallError
 
-__all__ = ["Deadline", "bounded"]
+__all__ = ["Deadline", "bounded", "ended"]
 
 T = TypeVar("T")
 
@@ -81,6 +84,24 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
     # Whoever runs the loop has the first already, and the second would seem to end us.
     except (KeyboardInterrupt, GeneratorExit) as error:
         raise _contained_error(error) from error
+
+
+async def ended(call: Future[Any], timeout_s: float) -> None:
+    """Wait until a call in a thread has ended, however it did, for a limited time."""
+    over = asyncio.get_running_loop().create_future()
+    post = mailbox_of(asyncio.get_running_loop()).post
+
+    def tell(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            post(_end, over)
+
+    call.add_done_callback(tell)
+    await asyncio.wait((over,), timeout=timeout_s)
+
+
+def _end(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)
 
 
 async def _contained(work: Awaitable[T]) -> T:
