@@ -81,8 +81,10 @@ def identity(uid: int | None) -> dict[str, Any]:
     return {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
 
 
-def start_server(mode: str, *options: str, uid: int | None = None) -> Server:
+def start_server(mode: str, *options: str, uid: int | None = None, prelude: str = "") -> Server:
+    """Start a server; `prelude` is Python that its process runs first."""
     command, environment = interpreter_for(uid)
+    command[-1] = f"{prelude}\n{command[-1]}"
     process = subprocess.Popen(
         [*command, "--port", "0", "--isolation", mode, "--log-level", "warning", *options],
         env=environment,
@@ -173,8 +175,8 @@ def start() -> Iterator[Callable[..., Server]]:
     """Start servers of a test's own; they end with the session at the latest."""
     started: list[Server] = []
 
-    def run(mode: str = "auto", *options: str, uid: int | None = None) -> Server:
-        server = start_server(mode, *options, uid=uid)
+    def run(mode: str = "auto", *options: str, uid: int | None = None, prelude: str = "") -> Server:
+        server = start_server(mode, *options, uid=uid, prelude=prelude)
         started.append(server)
         return server
 

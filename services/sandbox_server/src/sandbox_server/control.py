@@ -244,8 +244,8 @@ async def _metrics(registry: Registry, request: Request, match: re.Match[str]) -
 
 def _cpu_percent(record: SandboxRecord, cpu_s: float) -> float:
     """Return the use of one CPU, in percent, since the last time this was asked."""
-    now = time.time()
-    last_at, last_s = record.cpu_sample or (record.started_at, 0.0)
+    now = time.monotonic()
+    last_at, last_s = record.cpu_sample or (record.begun, 0.0)
     record.cpu_sample = (now, cpu_s)
     return round(100 * max(0.0, cpu_s - last_s) / max(0.001, now - last_at), 2)
 

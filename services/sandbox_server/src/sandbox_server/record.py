@@ -21,11 +21,14 @@ class SandboxRecord:
     """One sandbox with its lease.
 
     Attributes:
-        ends_at: When the lease ends (`time.time`); a paused sandbox has its own, longer one.
+        lease_end: When the lease ends (`time.monotonic`, which nobody sets); a paused sandbox has
+            its own, longer one.
+        begun: When it started, likewise.
+        started_at: When it started (`time.time`), for clients.
         auto_pause: At the end of the lease: pause instead of kill.
         auto_resume: A request to a paused sandbox resumes it.
         env: Environment of every program, from the template and the create request.
-        cpu_sample: When the processor time was last asked for, and what it was in seconds.
+        cpu_sample: When the processor time was last asked for, and what it was, both in seconds.
         ending: Its lease is over and it is being paused or killed.
         lock: Held while the state changes.
     """
@@ -40,12 +43,13 @@ class SandboxRecord:
     default_cwd: str | None
     token: str | None
     timeout_s: float
-    ends_at: float
+    lease_end: float
     auto_pause: bool
     auto_resume: bool
     allow_internet: bool
     memory_bytes: int
     disk_bytes: int
+    begun: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     state: Literal["running", "paused"] = "running"
     processes: ProcessTable = field(default_factory=ProcessTable)
@@ -53,6 +57,11 @@ class SandboxRecord:
     cpu_sample: tuple[float, float] | None = None
     ending: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def ends_at(self) -> float:
+        """When the lease ends, as `time.time` is now."""
+        return time.time() + self.lease_end - time.monotonic()
 
     async def start_shell(self, command: str) -> GuestProcess:
         """Start a command line as the sandbox's user, in its directory, with its environment.

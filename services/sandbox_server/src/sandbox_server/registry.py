@@ -175,7 +175,7 @@ class Registry:
             default_cwd=basis.workdir,
             token=token,
             timeout_s=timeout_s,
-            ends_at=time.time() + min(timeout_s, self.config.max_lifetime_s),
+            lease_end=time.monotonic() + min(timeout_s, self.config.max_lifetime_s),
             auto_pause=auto_pause,
             auto_resume=auto_resume,
             allow_internet=network,
@@ -311,7 +311,7 @@ class Registry:
     def extend(self, record: SandboxRecord, timeout_s: float) -> None:
         """Let the lease end not before `timeout_s` from now; never shorten it."""
         record.timeout_s = max(record.timeout_s, timeout_s)
-        if record.ends_at < time.time() + timeout_s:
+        if record.lease_end < time.monotonic() + timeout_s:
             self._lease(record, timeout_s)
 
     def set_timeout(self, record: SandboxRecord, timeout_s: float) -> None:
@@ -320,32 +320,32 @@ class Registry:
         self._lease(record, timeout_s)
 
     def _lease(self, record: SandboxRecord, timeout_s: float) -> None:
-        last = record.started_at + self.config.max_lifetime_s
-        record.ends_at = min(time.time() + timeout_s, last)
+        last = record.begun + self.config.max_lifetime_s
+        record.lease_end = min(time.monotonic() + timeout_s, last)
 
     async def _reap(self) -> None:
         """End the leases that are over."""
         while True:
             await asyncio.sleep(_TICK_S)
-            now = time.time()
+            now = time.monotonic()
             for record in self.records.values():
-                if record.ends_at <= now and not record.ending:
+                if record.lease_end <= now and not record.ending:
                     record.ending = True
                     self.spawn(self._expire(record))
 
     async def _expire(self, record: SandboxRecord) -> None:
         """Pause a sandbox whose lease is over, or kill it, whoever else is busy with it."""
         try:
-            if record.ends_at > time.time():
+            if record.lease_end > time.monotonic():
                 return  # renewed meanwhile
             self.metrics.expired.inc()
-            over = time.time() >= record.started_at + self.config.max_lifetime_s
+            over = time.monotonic() >= record.begun + self.config.max_lifetime_s
             if record.auto_pause and record.state == "running" and not over:
                 try:
                     async with asyncio.timeout(self.config.answer_timeout_s):
                         await self.pause(record)
                 except (ApiError, TimeoutError) as error:
-                    if record.ends_at > time.time():
+                    if record.lease_end > time.monotonic():
                         return  # paused or renewed by somebody else
                     logger.warning(
                         "sandbox %s is killed, for it could not be paused: %s",
