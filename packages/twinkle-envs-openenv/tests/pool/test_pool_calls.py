@@ -24,8 +24,22 @@ def _name(tool: Any) -> str:
 def test_reset_passes_trajectory_seed_and_kwargs(pool: EnvPool) -> None:
     trajectory: Any = {"messages": [], "user_data": {"level": 2, "seed": 1}}
     result = pool.reset(0, trajectory, seed=9, player="x")
-    assert result.observation == "ready [('level', 2), ('player', 'x'), ('seed', 9)]"
+    seen = [("level", 2), ("player", "x"), ("reset_kwargs", {"player": "x"}), ("seed", 9)]
+    assert result.observation == f"ready {seen}"
     assert trajectory["user_data"] == {"level": 2, "seed": 1}
+
+
+def test_reset_kwargs_that_the_environment_cannot_take_are_an_error(
+    word_game_package: str,
+) -> None:
+    pytest.importorskip("openenv", reason="it comes with the embedded extra")
+    labels: Any = {"user_data": {"answer": "for the grader"}}
+    with EnvPool(2, env_kwargs={"env_name": word_game_package}) as pool:
+        assert pool.reset(0, labels, difficulty="easy").error is None
+        with pytest.raises(EnvError, match="has no setting 'dificulty'"):
+            pool.reset(0, labels, dificulty="easy")
+        results = pool.reset_batch([0, 1], dificulty="easy")
+    assert ["has no setting 'dificulty'" in (r.error or "") for r in results] == [True, True]
 
 
 def test_reset_takes_user_data_as_pairs(pool: EnvPool) -> None:
@@ -71,8 +85,8 @@ def test_reset_batch_takes_one_trajectory_per_slot(pool: EnvPool) -> None:
     trajectories: Any = [{"user_data": {"task": "a"}}, None]
     results = pool.reset_batch([7, 4], trajectories, mode="fast")
     assert [r.observation for r in results] == [
-        "ready [('mode', 'fast'), ('task', 'a')]",
-        "ready [('mode', 'fast')]",
+        "ready [('mode', 'fast'), ('reset_kwargs', {'mode': 'fast'}), ('task', 'a')]",
+        "ready [('mode', 'fast'), ('reset_kwargs', {'mode': 'fast'})]",
     ]
 
 

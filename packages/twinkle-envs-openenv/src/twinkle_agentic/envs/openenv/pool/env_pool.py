@@ -174,7 +174,8 @@ class EnvPool(BatchCalls):
             idx: The slot, `0 <= idx < pool_size`.
             trajectory: Passed to the environment.
             seed: Put into the trajectory's `user_data`, where the environment looks for it.
-            **reset_kwargs: Likewise.
+            **reset_kwargs: Likewise, and into its `reset_kwargs`: an OpenEnv environment that
+                cannot take one of them fails the reset.
 
         Raises:
             IndexError: No such slot.

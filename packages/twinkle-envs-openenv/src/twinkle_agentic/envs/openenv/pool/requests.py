@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from twinkle_agentic.envs.errors import PoolError
 from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
@@ -73,6 +73,11 @@ class RequestMaker:
             extra["seed"] = seed
         if extra:
             user_data = {**user_data_dict(trajectory), **extra}
+            nested: Any = user_data.get("reset_kwargs") or {}
+            if reset_kwargs and isinstance(nested, Mapping):
+                # Asked for by name, so an OpenEnv environment must take them.
+                known = cast("Mapping[str, Any]", nested)
+                user_data["reset_kwargs"] = {**known, **reset_kwargs}
             trajectory = {**(trajectory or {}), "user_data": user_data}
         return SlotRequest(
             op="reset",
