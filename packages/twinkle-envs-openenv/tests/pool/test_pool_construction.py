@@ -148,6 +148,19 @@ def test_network_clients_are_refused_with_the_reason(num_workers: int, how: str)
         EnvPool(2, env_factory=factories[how], num_workers=min(1, num_workers))
 
 
+@pytest.mark.parametrize(
+    "env_cls",
+    [
+        "openenv.core.generic_client:GenericEnvClient",
+        "twinkle_agentic.envs.openenv.client:OpenEnvClient",
+    ],
+)
+def test_network_client_in_the_place_of_an_environment_is_refused(env_cls: str) -> None:
+    kwargs = {"env_cls": env_cls, "env_kwargs": {"base_url": "http://127.0.0.1:1"}}
+    with pytest.raises(PoolError, match=r"the client of a server: the session lives there"):
+        EnvPool(2, env_kwargs=kwargs)
+
+
 def test_agent_env_is_refused_with_the_reason() -> None:
     with pytest.raises(TypeError, match=r"AgentEnv .*scheduled by the AgentENV server"):
         EnvPool(2, env_factory="twinkle_agentic.envs.agentenv:AgentEnv")
@@ -201,13 +214,13 @@ def test_env_kwargs_that_do_not_pickle_are_refused(cluster: Any) -> None:
 
 def test_workers_that_do_not_fit_are_an_error_with_the_figures(cluster: Any) -> None:
     with pytest.raises(
-        PoolError, match=r"not ready within 1\.5 s; the cluster has .* lower num_cpus"
+        PoolError, match=r"not ready within 1\.5 s; the cluster has .* asks for {'num_cpus': 500}"
     ):
         EnvPool(
             2,
             env_factory="pool_test_envs:Lab",
             num_workers=2,
-            num_cpus=500,
+            worker_options={"num_cpus": 500},
             start_timeout_s=1.5,
         )
 

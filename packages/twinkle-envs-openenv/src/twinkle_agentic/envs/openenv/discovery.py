@@ -22,8 +22,10 @@ __all__ = [
     "action_class_of_environment",
     "find_client_classes",
     "find_environment_classes",
+    "is_network_client",
 ]
 
+_NETWORK_CLIENTS = ("EnvClient", "OpenEnvClient", "AgentEnv")
 # Importing these starts a server application.
 _ENTRY_POINTS = ("app", "main", "__main__")
 
@@ -131,6 +133,13 @@ def action_class_of_environment(env_cls: type) -> Any | None:
     if mcp is not None and _is_subclass(env_cls, mcp):
         return _openenv_class("openenv.core.env_server.mcp_types", "CallToolAction")
     return _type_argument(env_cls) or _annotated_action(cast("Any", env_cls).step)
+
+
+def is_network_client(candidate: object) -> bool:
+    """Tell whether it is a class of OpenEnv's clients or of ours, and no Environment."""
+    if not isinstance(candidate, type):
+        return False
+    return any(base.__name__ in _NETWORK_CLIENTS for base in candidate.__mro__)
 
 
 def _import_package(env_name: str) -> types.ModuleType:

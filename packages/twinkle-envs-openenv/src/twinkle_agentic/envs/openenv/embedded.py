@@ -16,6 +16,7 @@ from twinkle_agentic.envs.openenv.bindings import build_action
 from twinkle_agentic.envs.openenv.discovery import (
     action_class_of_environment,
     find_environment_classes,
+    is_network_client,
 )
 from twinkle_agentic.envs.openenv.importing import load_object
 from twinkle_agentic.envs.openenv.in_process import read_result
@@ -141,6 +142,11 @@ class OpenEnv(Adapter):
                 raise ValueError(
                     f"env_cls must be an Environment class, found {resolved!r}, which has no step "
                     "method"
+                )
+            if is_network_client(resolved):
+                raise ValueError(
+                    f"env_cls must be an Environment class, found {resolved!r}, the client of a "
+                    "server: the session lives there, and OpenEnvClient is for that"
                 )
             if action_cls is None:
                 found = action_class_of_environment(resolved)

@@ -29,6 +29,7 @@ _SPARE_THREADS = 16
 _CONTROL = "pool-control"
 _CONTROL_GROUP = {_CONTROL: 2}
 _CONTROL_METHODS = frozenset({"stats", "close"})
+_RESOURCES = ("num_cpus", "num_gpus", "memory", "resources", "label_selector")
 _ACTOR_OPTIONS: dict[str, Any] = {
     "max_restarts": -1,
     "max_task_retries": 0,  # a step must not run twice
@@ -72,6 +73,7 @@ class RayWorkers:
             **worker_options,
             "concurrency_groups": {**groups, **_CONTROL_GROUP},
         }
+        self._options = options
         self._actors: list[Any] = []
         self._recycling: set[int] = set()
         self._lock = threading.Lock()
@@ -114,9 +116,10 @@ class RayWorkers:
                 return await self._submitted(worker, method, argument)
 
     def describe_room(self) -> str:
-        """Say what the cluster has free, for an error message."""
+        """Say what the cluster has free and the workers want, for an error message."""
         free: dict[str, float] = self._ray.available_resources()
-        return f"the cluster has {free.get('CPU', 0):g} CPUs free"
+        asked = {name: self._options[name] for name in _RESOURCES if name in self._options}
+        return f"the cluster has {free.get('CPU', 0):g} CPUs free, and each worker asks for {asked}"
 
     def describe_installation(self) -> str:
         """Say how the `twinkle_agentic` of the workers differs from this one, if it does."""
@@ -156,7 +159,7 @@ class RayWorkers:
             yield
         except (self._errors.GetTimeoutError, TimeoutError):
             raise EnvTimeoutError(
-                f"worker {worker} gave no answer to {method} within {timeout_s:g} s"
+                f"worker {worker} gave no answer to {method} within {round(timeout_s, 1):g} s"
             ) from None
         except self._errors.RayTaskError as error:
             raise PoolError(f"worker {worker} failed in {method}: {error}") from error

@@ -88,7 +88,7 @@ def start_workers(
     except BaseException as error:
         room = other = ""
         if isinstance(workers, RayWorkers) and isinstance(error, EnvTimeoutError):
-            room = f"; {workers.describe_room()}"
+            room = f"; {workers.describe_room()}: ask for less"
         elif isinstance(workers, RayWorkers) and isinstance(error, WorkerLostError):
             other = workers.describe_installation()
         workers.shut_down()
@@ -97,7 +97,7 @@ def start_workers(
         if isinstance(error, EnvTimeoutError):
             raise PoolError(
                 f"the {len(shards)} workers of the pool were not ready within {timeout_s:g} s"
-                f"{room}: lower num_cpus (now {num_cpus:g}), or raise start_timeout_s"
+                f"{room}, or raise start_timeout_s"
             ) from error
         raise
     return workers, first
