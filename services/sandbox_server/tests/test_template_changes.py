@@ -15,9 +15,10 @@ import pytest
 
 from sandbox_server.build import BuildRequest, run_build
 from sandbox_server.config import ServerConfig
-from sandbox_server.copies import snapshot
+from sandbox_server.copies import fork, snapshot
 from sandbox_server.errors import ApiError
 from sandbox_server.templates import BuildState, Template, TemplateStore, new_id
+from twinkle_isolation import SandboxLostError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -46,6 +47,16 @@ class FilledUp:
         (self.store.directory / f"{self.template_id()}.json.part").mkdir()
 
 
+class Lost(FilledUp):
+    """A sandbox that is killed when its files have been saved."""
+
+    async def snapshot(self) -> AsyncGenerator[bytes, None]:
+        yield b"files"
+
+    async def resume(self) -> None:
+        raise SandboxLostError("the sandbox has ended: it was killed")
+
+
 class Rig:
     """What a snapshot and a build need of a server, around a real store."""
 
@@ -55,6 +66,7 @@ class Rig:
         self.record = SimpleNamespace(
             sandbox_id="s",
             template_id="base",
+            alias=None,
             sandbox=FilledUp(self.templates, lambda: self.newest().template_id),
             env={"NEW": "1"},
             default_user="user",
@@ -86,6 +98,17 @@ async def test_a_snapshot_that_does_not_fit_leaves_nothing(rig: Rig) -> None:
     assert refused.value.status == 507
     assert rig.templates.all(snapshots=True) == []
     assert list(rig.templates.directory.glob("*.tar")) == []
+
+
+async def test_a_sandbox_that_is_lost_when_its_files_are_saved_leaves_none(rig: Rig) -> None:
+    rig.record.sandbox = Lost(rig.templates, str)
+    registry, record = cast("Registry", rig), cast("SandboxRecord", rig.record)
+    with pytest.raises(ApiError, match="not found"):
+        await snapshot(registry, record, [])
+    with pytest.raises(ApiError, match="not found"):
+        await fork(registry, record, 2, 60)
+    assert list(rig.templates.directory.glob("*.tar*")) == []
+    assert rig.templates.all(snapshots=True) == []
 
 
 async def test_a_build_that_does_not_fit_changes_nothing(rig: Rig) -> None:

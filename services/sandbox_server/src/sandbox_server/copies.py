@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from sandbox_server.errors import ApiError, from_guest, from_lost
 from sandbox_server.record import SandboxRecord
@@ -53,16 +54,19 @@ async def save_files(registry: Registry, record: SandboxRecord, *, keep: bool = 
         ApiError: Too long (413), no space (507), a file cannot be read (400), the files cannot be
             read in time (504), the sandbox is gone (404).
     """
-    async with record.lock:
+    async with record.lock, contextlib.AsyncExitStack() as undo:
         try:
             await record.sandbox.pause()
             try:
-                return await registry.templates.store_archive(
+                name = await registry.templates.store_archive(
                     record.sandbox.snapshot(), registry.config.max_snapshot_bytes, keep=keep
                 )
+                undo.callback((registry.templates.directory / name).unlink, missing_ok=True)
             finally:
                 if record.state == "running":
                     await record.sandbox.resume()
+            undo.pop_all()
+            return name
         except SandboxLostError as error:
             raise from_lost(record.sandbox_id, error) from error
         except GuestError as error:
