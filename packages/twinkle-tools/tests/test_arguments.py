@@ -208,6 +208,7 @@ def test_ref_that_is_a_plain_value_is_no_reference() -> None:
         {"properties": []},
         {"required": "n"},
         {"type": "object", "properties": {"n": {"pattern": 3}}},
+        {"$schema": 5},
         [],
         "object",
         7,

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import enum
 import functools
+import json
 import warnings
 from collections.abc import Callable
 from datetime import date
@@ -82,10 +83,11 @@ def test_name_and_description_can_be_given() -> None:
     assert (definition["name"], definition["description"]) == ("forecast", "")
 
 
-@pytest.mark.parametrize(
-    "name", ["json", "copy", "schema", "model_name", "_private", "self", "model_fields_set"]
-)
-def test_parameter_names_that_mean_something_elsewhere_work(name: str) -> None:
+_NAMES = ["json", "copy", "schema", "model_name", "_private", "self", "model_fields_set"]
+
+
+@pytest.mark.parametrize("name", [*_NAMES, "function", "args", "tool_name", "default"])
+async def test_parameter_names_that_mean_something_elsewhere_work(name: str) -> None:
     scope: dict[str, Any] = {}
     exec(f"def tool({name}: int, other: int = 2):\n return {name} + other", scope)
     with warnings.catch_warnings():
@@ -93,12 +95,9 @@ def test_parameter_names_that_mean_something_elsewhere_work(name: str) -> None:
         tool = FunctionTool(scope["tool"])
         assert list(info(scope["tool"])["parameters"]["properties"]) == [name, "other"]
         assert tool("tool", {name: 1}) == 3
-        assert (
-            ToolManager([tool])
-            .run({"function": {"name": "tool", "arguments": {name: 1, "other": 4}}})
-            .text
-            == "5"
-        )
+        call: Any = {"function": {"name": "tool", "arguments": {name: 1, "other": 4}}}
+        assert ToolManager([tool])(call) == "5"
+        assert await ToolManager([tool]).acall(call) == "5"
 
 
 def test_parameters_not_given_keep_the_functions_own_default() -> None:
@@ -110,6 +109,34 @@ def test_parameters_not_given_keep_the_functions_own_default() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert FunctionTool(tool)("tool", {}) is True
+
+
+def test_a_default_that_json_does_not_know_is_not_in_the_definition() -> None:
+    @dataclasses.dataclass
+    class Span:
+        low: float = float("-inf")
+
+    def tool(limit: float = float("inf"), default: float = float("nan"), span: Any = None) -> float:
+        return limit
+
+    tool.__annotations__["span"] = list[Span] | None
+    text = json.dumps(info(tool), allow_nan=False)
+    properties = json.loads(text)["parameters"]["properties"]
+    assert properties["limit"] == properties["default"] == {"type": "number"}
+    assert FunctionTool(tool)("tool", {}) == float("inf")
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Literal[()], Annotated[str, pydantic.StringConstraints(pattern="[")]],
+    ids=["nothing", "pattern"],
+)
+def test_an_annotation_that_cannot_be_met_is_a_type_error(annotation: Any) -> None:
+    def tool(a: Any) -> None: ...
+
+    tool.__annotations__["a"] = annotation
+    with pytest.raises(TypeError, match="make no JSON Schema"):
+        FunctionTool(tool)
 
 
 def test_unannotated_parameters_take_any_value() -> None:

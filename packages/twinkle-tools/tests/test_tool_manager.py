@@ -321,6 +321,19 @@ async def test_whatever_a_coroutine_tool_raises_is_answered(
     assert f"raised {type(error).__name__}" in outcome.text
 
 
+@pytest.mark.parametrize("timeout_s", [None, WAIT_S])
+async def test_a_result_whose_conversion_panics_is_answered(timeout_s: float | None) -> None:
+    class PanicError(BaseException):
+        pass
+
+    class Odd:
+        def model_dump(self, **_: Any) -> Any:
+            raise PanicError
+
+    manager = ToolManager([Scripted(lambda n, a: Odd())], timeout_s=timeout_s)
+    assert (await both(manager, call())).text == "Error: tool 'scripted' raised PanicError"
+
+
 def test_ctrl_c_during_a_tool_goes_on() -> None:
     def interrupt(tool_name: str, arguments: dict[str, Any]) -> Any:
         raise KeyboardInterrupt

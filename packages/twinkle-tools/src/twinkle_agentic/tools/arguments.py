@@ -111,11 +111,13 @@ def _compile(schema: object, tool_name: str) -> Validate:
         else copy.deepcopy(dict(cast("Mapping[str, Any]", schema)))
     )
     factory: Any = validators
-    cls: Any = factory.validator_for(own, default=Draft202012Validator)
     try:
+        cls: Any = factory.validator_for(own, default=Draft202012Validator)
         cls.check_schema(own, format_checker=None)
     except SchemaError as error:
         raise ValueError(f"{problem}: {error.message} (at {error.json_path})") from error
+    except Exception as error:  # a `$schema` that is no text, say
+        raise ValueError(f"{problem}: {type(error).__name__}: {error}") from error
     cls = factory.extend(cls, {"pattern": _pattern_check(cls, tool_name)})
     try:
         _resolve_references(own, cls)

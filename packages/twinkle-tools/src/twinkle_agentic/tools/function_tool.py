@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from twinkle_agentic.tools.arguments import ArgumentsError
 from twinkle_agentic.tools.base import Tool
@@ -138,7 +139,7 @@ def _arguments_model(
 
     The fields have names of their own, for a parameter may be called `json`, `copy` or `_x`.
     """
-    from pydantic import ConfigDict, Field, PydanticUserError, create_model
+    from pydantic import ConfigDict, Field, create_model
 
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -160,7 +161,7 @@ def _arguments_model(
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
         return create_model(f"{name}_arguments", __config__=config, **fields), parameters
-    except (PydanticUserError, NameError, TypeError) as error:
+    except Exception as error:  # pydantic has many, and annotations bring code of their own
         raise TypeError(f"the annotations of {name!r} make no JSON Schema: {error}") from error
 
 
@@ -176,10 +177,27 @@ def _parameters_schema(model: Any, name: str) -> dict[str, Any]:
         schema: dict[str, Any] = model.model_json_schema(schema_generator=Quiet)
     except PydanticUserError as error:
         raise TypeError(f"the annotations of {name!r} make no JSON Schema: {error}") from error
+    _leave_out_nan(schema)
     schema.pop("title", None)
     for field in schema.get("properties", {}).values():
         field.pop("title", None)
     return schema
+
+
+def _leave_out_nan(schema: Any) -> None:
+    """Take out defaults that hold NaN or an infinity, for no endpoint reads such a definition."""
+    if isinstance(schema, list):
+        for item in cast("list[Any]", schema):
+            _leave_out_nan(item)
+    if not isinstance(schema, dict):
+        return
+    fields = cast("dict[str, Any]", schema)
+    for value in fields.values():  # first: a parameter may be called `default`
+        _leave_out_nan(value)
+    try:
+        json.dumps(fields.get("default"), allow_nan=False)
+    except ValueError:
+        del fields["default"]
 
 
 def _violation(error: Any) -> str:

@@ -75,7 +75,7 @@ class ThreadPool:
         """How many abandoned calls still run, each in a thread beyond `max_threads`."""
         return self._abandoned
 
-    def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Start a call, or queue it, and return its future.
 
         The call sees a copy of the caller's context variables. Cancelling the future works until
@@ -102,7 +102,7 @@ class ThreadPool:
                 raise  # else a worker has taken it meanwhile
         return call
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Await a blocking call; when the awaiting task is cancelled, the call is abandoned.
 
         Raises:
@@ -380,7 +380,7 @@ def use_pool(pool: ThreadPool) -> contextvars.Token[ThreadPool | None]:
     return _current.set(pool)
 
 
-async def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a blocking call in the current pool and await its result; errors as `ThreadPool.run`.
 
     Cancellation abandons the call: the awaiting task goes on at once, the thread ends when it can.

@@ -166,7 +166,10 @@ class ToolManager:
                 _abandon(ready.tool, "the call was cancelled")
                 raise
             return self._failed(ready, error)
-        except Exception as error:
+        except BaseException as error:
+            # A `GeneratorExit` also ends a coroutine that nobody awaits any more.
+            if is_ctrl_c(error) or isinstance(error, GeneratorExit):
+                raise
             return self._failed(ready, error)
 
     def _run_within(self, ready: _Ready, timeout_s: float) -> ToolOutcome:
