@@ -107,6 +107,18 @@ def test_endless_output_is_bounded_and_the_next_command_works(make_env: EnvMaker
     assert env.step("run_command", {"command": "echo on"}).observation == "on"
 
 
+def test_what_killed_a_command_is_said(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    flood = env.step("run_command", {"command": "yes | head -c 200000000"})
+    assert flood.observation.endswith(
+        "[exit code -1: killed: more output than the server allows for one command]"
+    )
+    dead = env.step("run_command", {"command": "echo a; kill -9 $$"})
+    assert dead.observation == "a\n[exit code -1: signal: kill]"
+    assert env.step("run_command", {"command": "exit 3"}).observation == "[exit code 3]"
+
+
 def test_bytes_that_are_no_text_and_long_text(make_env: EnvMaker) -> None:
     env = make_env()
     env.reset()

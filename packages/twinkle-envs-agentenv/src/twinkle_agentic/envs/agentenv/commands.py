@@ -35,6 +35,7 @@ _KILL_TRIES = 3
 # A process left in the background keeps its command running while it holds the output open.
 _BACKGROUND = re.compile(r"(?<![&><])&(?![&>\d])")
 _AT_ONCE = max(1, max_connections - 20)  # commands per server; the rest is for other requests
+_CAUSE_CHARS = 200
 _SIGNALLED = -1  # the exit code of a process that a signal ended
 
 
@@ -50,6 +51,7 @@ class CommandRun:
         timed_out: Whether it ran into it.
         duration_s: Wall time.
         hint: For the model, where it was killed.
+        cause: The server's words for what killed it before its limit.
     """
 
     stdout: Clip
@@ -59,6 +61,7 @@ class CommandRun:
     timed_out: bool = False
     duration_s: float = 0.0
     hint: str = ""
+    cause: str = ""
 
     @property
     def result(self) -> ExecResult:
@@ -80,6 +83,7 @@ class CommandRun:
             exit_code=self.exit_code,
             timed_out_after_s=self.timeout_s if self.timed_out else None,
             hint=self.hint,
+            cause=self.cause,
             max_chars=max_chars,
         )
 
@@ -184,6 +188,7 @@ def _finish(
             if _deadline_passed(begun, timeout_s):
                 return _killed(lease, run, mark, begun)
             check_alive(lease, "its process was killed", tries=1)
+            run.cause = clean_text(error.error or "")[:_CAUSE_CHARS]
     except Exception as error:
         if _is_deadline(error, begun, timeout_s):
             return _killed(lease, run, mark, begun)

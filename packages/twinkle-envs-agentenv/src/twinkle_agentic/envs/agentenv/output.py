@@ -75,6 +75,7 @@ def observation_of(
     exit_code: int | None,
     timed_out_after_s: float | None = None,
     hint: str = "",
+    cause: str = "",
     max_chars: int = MAX_TEXT_CHARS,
 ) -> str:
     """Render a command's output for a model.
@@ -88,6 +89,7 @@ def observation_of(
         exit_code: Shown unless it is 0 or `None`.
         timed_out_after_s: The limit that passed; `None` where none did.
         hint: Follows the mark of a timeout.
+        cause: Follows the exit code.
         max_chars: Characters kept of the whole, head and tail.
     """
     parts: list[tuple[str, ...]] = [_stripped(stdout)]
@@ -97,7 +99,7 @@ def observation_of(
     if timed_out_after_s is not None:
         parts.append((f"[killed: no end within {timed_out_after_s:g} s{hint}]",))
     elif exit_code:
-        parts.append((f"[exit code {exit_code}]",))
+        parts.append((f"[exit code {exit_code}{cause and f': {cause}'}]",))
     whole = Clip(max_chars)
     for part in parts:
         if not any(part):
