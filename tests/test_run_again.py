@@ -141,6 +141,13 @@ def test_resume_runs_what_has_no_reward_and_keeps_the_rest(
     third, played = run(folder, scripted_endpoint, "--resume")
     assert (third.returncode, played) == (0, []), third.stderr
     assert results(folder) == after
+    assert "warning" not in third.stderr
+
+    with (folder / "counting.py").open("a") as file:
+        file.write("# another reward\n")
+    changed, _ = run(folder, scripted_endpoint, "--resume")
+    assert changed.returncode == 0, changed.stderr
+    assert "warning: the file of --env counting:Counting has changed" in changed.stderr
 
 
 def test_attempts_play_a_lost_episode_again_in_the_same_run(

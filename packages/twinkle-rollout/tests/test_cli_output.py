@@ -90,7 +90,9 @@ def test_overwriting_removes_the_traces_of_the_earlier_run(tmp_path: Path) -> No
 RECORD = RunRecord.of([{"messages": []}], {"max_turns": 6})
 
 
+_ODD = [b'"turns": null', b'"timing": 5', b'"failed_steps": 5', b'"attempts": null']
 _SPOILT = [
+    *(b'{"id": "a", "reward": 1.0, %s}' % field for field in _ODD),
     *(b"{", b"[]", b'{"id": "a"}', b"\xff", b'{"reward": 1.0}', b"[" * 100_000),
     *(b'{"id": "a", "reward": %s}' % reward for reward in (b"NaN", b'"1.0"', b"true", b"[1.0]")),
 ]
@@ -116,6 +118,23 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_the_same(tmp_path: Path, 
     refused = pytest.raises(RefusedError, match="is no record of a run")
     with refused, RunOutput(tmp_path, record=RECORD, resume=True):
         pass
+
+
+def test_a_change_of_the_users_env_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "env.py"
+
+    def record(text: str) -> RunRecord:
+        source.write_text(text)
+        return RunRecord.of([{"messages": []}], {"env": "env:Env"}, source)
+
+    with RunOutput(tmp_path, record=record("a")) as output:
+        output.finish([{"id": "a", "reward": 1.0}])
+    with RunOutput(tmp_path, record=record("a"), resume=True) as output:
+        assert output.warning is None
+    with RunOutput(tmp_path, record=record("b"), resume=True) as output:
+        assert output.warning is not None
+        assert "--env env:Env has changed since" in output.warning
+        assert list(output.kept) == ["a"]
 
 
 def test_a_setting_that_only_the_earlier_run_had_is_a_difference(tmp_path: Path) -> None:

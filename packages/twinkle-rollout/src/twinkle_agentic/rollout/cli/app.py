@@ -30,6 +30,16 @@ app = typer.Typer(
 )
 
 
+_LARGEST = 1e9  # `MAX_LIMIT_S` of twinkle_agentic.tools.limits, which takes time to import
+
+
+def _finite(value: float | None) -> float | None:
+    """Refuse what is refused anyway, before anything is written."""
+    if value is not None and value > _LARGEST:
+        raise typer.BadParameter(f"{value:g} is not in the range x<={_LARGEST:g}")
+    return value
+
+
 _Plots = Annotated[
     bool | None,
     typer.Option(
@@ -122,21 +132,31 @@ def run(
         int | None, typer.Option(min=1, metavar="N", help="Tokens the model may write per turn.")
     ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0.0, metavar="X", help="Sampling temperature.")
+        float, typer.Option(min=0.0, callback=_finite, metavar="X", help="Sampling temperature.")
     ] = 1.0,
     request_timeout_s: Annotated[
         float,
         typer.Option(
-            min=0.001, metavar="SEC", help="Seconds for one model turn, retries included."
+            min=0.001,
+            callback=_finite,
+            metavar="SEC",
+            help="Seconds for one model turn, retries included.",
         ),
     ] = 600.0,
     deadline_s: Annotated[
         float | None,
-        typer.Option(min=0.001, metavar="SEC", help="Seconds for one whole episode."),
+        typer.Option(
+            min=0.001, callback=_finite, metavar="SEC", help="Seconds for one whole episode."
+        ),
     ] = None,
     step_timeout_s: Annotated[
         float,
-        typer.Option(min=0.001, metavar="SEC", help="Seconds for one step on the OpenEnv server."),
+        typer.Option(
+            min=0.001,
+            callback=_finite,
+            metavar="SEC",
+            help="Seconds for one step on the OpenEnv server.",
+        ),
     ] = 120.0,
     samples: Annotated[
         int,
@@ -225,7 +245,8 @@ def doctor(
         list[str] | None, typer.Option("--model-url", help="A model endpoint to ask, with its /v1.")
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option(min=0.001, metavar="SEC", help="Seconds for each answer.")
+        float,
+        typer.Option(min=0.001, callback=_finite, metavar="SEC", help="Seconds for each answer."),
     ] = 5.0,
 ) -> None:
     """Say what is installed, where each module comes from, and whether servers answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class EnvChoice:
         ignores: Columns that would have no effect, so that a task must not have them.
         runs_code: Whether the server must take `code` as its action.
         url: The server to check before the start; `None` where there is none.
+        source: The file of the user's own env; `None` where there is none.
     """
 
     make: EnvFactory
@@ -39,6 +41,7 @@ class EnvChoice:
     ignores: Sequence[str] = ()
     runs_code: bool = False
     url: str | None = None
+    source: Path | None = None
 
 
 def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 120.0) -> EnvChoice:
@@ -56,7 +59,9 @@ def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 12
         RefusedError: The name means nothing here; the message says why.
     """
     if ":" in spec:
-        return EnvChoice(make=_load_factory(spec))
+        make = _load_factory(spec)
+        file = getattr(sys.modules[spec.partition(":")[0]], "__file__", None)
+        return EnvChoice(make=make, source=Path(file) if file and os.path.isfile(file) else None)
     if not base_url:
         raise RefusedError(f"--env {spec} needs --base-url, the address of its OpenEnv server")
     try:

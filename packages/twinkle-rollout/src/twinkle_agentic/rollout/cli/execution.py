@@ -52,6 +52,8 @@ def execute(
     if len(left) < len(tasks):
         kept = len(tasks) - len(left)
         console.print(f"{kept} of {len(tasks)} trajectories are kept from the earlier run")
+    if output.warning is not None:
+        Console(stderr=True).print(f"[yellow]warning:[/] {escape(output.warning)}", soft_wrap=True)
     with make_progress(console, len(left)) as progress:
 
         def on_done(trajectory: Any) -> None:

@@ -35,6 +35,7 @@ class RunOutput:
 
     Attributes:
         kept: Trajectories of the earlier run, by `id`; known once the context is entered.
+        warning: What the user should know of them, if anything.
 
     Raises:
         RefusedError: On entering: another run has the folder, there is a result already (to resume:
@@ -53,6 +54,7 @@ class RunOutput:
         self.path = folder / "trajectories.jsonl"
         self.part = folder / "trajectories.jsonl.part"
         self.kept: dict[str, dict[str, Any]] = {}
+        self.warning: str | None = None
         self._record = record
         self._overwrite = overwrite
         self._resume = resume
@@ -105,8 +107,10 @@ class RunOutput:
             raise RefusedError(
                 f"{earlier} is there already: choose another --out, or pass --overwrite{or_go_on}"
             )
-        self._record.check(self._record_path)
-        return scored_rows(earlier)
+        changed = self._record.check(self._record_path)
+        kept = scored_rows(earlier)
+        self.warning = changed if kept else None
+        return kept
 
     def _holds_nothing(self) -> bool:
         """Tell whether all that is there is the mark of a run that was killed at its start."""

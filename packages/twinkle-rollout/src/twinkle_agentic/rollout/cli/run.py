@@ -80,7 +80,9 @@ def run(console: Console, options: RunOptions) -> int:
 
     output = RunOutput(
         options.out,
-        record=RunRecord.of(tasks, {name: getattr(options, name) for name in _DECIDES}),
+        record=RunRecord.of(
+            tasks, {name: getattr(options, name) for name in _DECIDES}, choice.source
+        ),
         overwrite=options.overwrite,
         resume=options.resume,
     )

@@ -17,6 +17,14 @@ from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["RunRecord", "scored_rows", "trace_names"]
 
+# What the report reads of a kept trajectory, where it is there.
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "turns": int,
+    "timing": (dict, type(None)),
+    "failed_steps": (list, type(None)),
+    "reward_missing_steps": (list, type(None)),
+    "attempts": int,
+}
 _AGAIN = "choose another --out, or pass --overwrite to start anew"
 
 
@@ -27,18 +35,28 @@ class RunRecord:
     Attributes:
         settings: What decides how a trajectory comes out (env, model, limits), by name. JSON.
         tasks: A digest of all tasks, in their order.
+        source: A digest of the file of the user's own env, if there is one. A difference is told
+            and not refused: it may be the mending of what failed.
     """
 
     settings: Mapping[str, Any]
     tasks: str
+    source: str | None = None
 
     @classmethod
-    def of(cls, tasks: Sequence[Trajectory], settings: Mapping[str, Any]) -> Self:
-        """Take the record of a run that is about to start."""
+    def of(
+        cls, tasks: Sequence[Trajectory], settings: Mapping[str, Any], source: Path | None = None
+    ) -> Self:
+        """Take the record of a run that is about to start.
+
+        Raises:
+            OSError: The file `source` cannot be read.
+        """
         digest = hashlib.sha256()
         for task in tasks:
             digest.update(json_line(task).encode())
-        return cls(dict(settings), digest.hexdigest())
+        file = None if source is None else hashlib.sha256(source.read_bytes()).hexdigest()
+        return cls(dict(settings), digest.hexdigest(), file)
 
     def write(self, path: Path) -> None:
         """Write it as one JSON object, whole or not at all.
@@ -46,10 +64,13 @@ class RunRecord:
         Raises:
             OSError: It cannot be written.
         """
-        write_jsonl(path, [{"settings": self.settings, "tasks": self.tasks}])
+        write_jsonl(path, [{"settings": self.settings, "tasks": self.tasks, "source": self.source}])
 
-    def check(self, path: Path) -> None:
+    def check(self, path: Path) -> str | None:
         """Compare with the record of the run whose results are to be kept.
+
+        Returns:
+            What differs and may, in words; `None` for nothing.
 
         Raises:
             RefusedError: There is no record, or it differs; the message says in what.
@@ -58,6 +79,7 @@ class RunRecord:
         try:
             found: Any = json.loads(path.read_text(encoding="utf-8"))
             settings, tasks = dict(found["settings"]), found["tasks"]
+            source = found.get("source", self.source)
         except FileNotFoundError as error:
             raise RefusedError(
                 f"--resume: there is no {path} that says how the results there came about: {_AGAIN}"
@@ -77,6 +99,12 @@ class RunRecord:
                 f"--resume: the results in {path.parent} answer other tasks than the file has "
                 f"now: {_AGAIN}"
             )
+        if source == self.source:
+            return None
+        return (
+            f"the file of --env {self.settings.get('env')} has changed since the results in "
+            f"{path.parent} were made: --resume keeps their rewards, --overwrite makes all anew"
+        )
 
 
 def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
@@ -97,6 +125,9 @@ def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
         try:
             row: Any = json.loads(line)
             scored = _is_scored(row["reward"])
+            for field, kinds in _KINDS.items():
+                if field in row and not isinstance(row[field], kinds):
+                    raise ValueError(f"{field} is {row[field]!r:.40}")
             name = str(row["id"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             if number == len(lines):  # a killed run wrote no further
