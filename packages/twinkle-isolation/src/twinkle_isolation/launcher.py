@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from twinkle_isolation.errors import (
     SandboxStartError,
 )
 from twinkle_isolation.sandbox import Sandbox
-from twinkle_isolation.scratch import make_scratch
+from twinkle_isolation.scratch import discard, make_scratch
 from twinkle_isolation.types import IsolationInfo, IsolationMode, SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -224,7 +223,7 @@ class Launcher:
             await self._zygote.close("the launcher was closed")
         await asyncio.gather(*self._background, return_exceptions=True)
         if self._scratch is not None:
-            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+            await asyncio.to_thread(discard, self._scratch)
 
     # Sandboxes
 
@@ -264,7 +263,7 @@ class Launcher:
             undo.callback(self._users.give_back, uid)
             directory = self._make_directory(uid) if self.info.mode == "process" else None
             if directory is not None:
-                undo.callback(self._in_background, shutil.rmtree, directory, True)
+                undo.callback(self._in_background, discard, directory)
             lease = self._cgroups.make(spec.limits) if self._cgroups else None
             if lease is not None:
                 undo.callback(self._in_background, lease.remove)
@@ -297,7 +296,7 @@ class Launcher:
             if lease is not None:
                 self._in_background(lease.remove)
             if directory is not None:
-                self._in_background(shutil.rmtree, directory, True)
+                self._in_background(discard, directory)
 
         sandbox = Sandbox(channel, pidfd, pid, spec, on_end)
         self._sandboxes.add(sandbox)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["make_scratch"]
+from twinkle_isolation._guest.trees import remove_tree
+
+__all__ = ["discard", "make_scratch"]
+
+
+def discard(directory: str | os.PathLike[str]) -> None:
+    """Remove a directory with all below it, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        remove_tree(directory)
 
 
 def make_scratch(kind: str, parent: str | os.PathLike[str] | None = None) -> Path:
@@ -28,5 +35,5 @@ def make_scratch(kind: str, parent: str | os.PathLike[str] | None = None) -> Pat
         with contextlib.suppress(OSError):
             ours = old.lstat().st_uid == os.geteuid() and old.is_dir() and not old.is_symlink()
             if ours and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-                shutil.rmtree(old, ignore_errors=True)
+                discard(old)
     return Path(tempfile.mkdtemp(prefix=f"twinkle-{kind}-{os.getpid()}-", dir=place))

@@ -13,6 +13,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from twinkle_isolation._guest.trees import remove_tree
+
 __all__ = [
     "Failure",
     "Paths",
@@ -213,7 +215,10 @@ def remove(path: str) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISDIR(kind):
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except RecursionError:  # what is left of it is too deep for that
+            remove_tree(path)
     else:
         os.unlink(path)
 
