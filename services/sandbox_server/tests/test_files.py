@@ -112,6 +112,19 @@ def test_a_long_list_is_whole(sandbox: Sandbox) -> None:
     assert len(sandbox.files.list("many")) == 3000
 
 
+def test_names_that_are_no_text_do_not_hide_the_others(sandbox: Sandbox) -> None:
+    sandbox.commands.run(r"mkdir odd; cd odd; touch good $'b\xffd'; ln -s $'\xfe' link")
+    with_watch = sandbox.files.watch_dir("odd")
+    assert sorted(entry.name for entry in sandbox.files.list("odd")) == ["b\ufffdd", "good", "link"]
+    assert sandbox.files.get_info("odd/link").symlink_target == "\ufffd"
+    sandbox.commands.run(r"touch odd/$'new\xff'")
+    deadline = time.monotonic() + 20
+    seen: list[str] = []
+    while "new\ufffd" not in seen:
+        assert time.monotonic() < deadline
+        seen += [event.name for event in with_watch.get_new_events()]
+
+
 def test_list_errors(sandbox: Sandbox) -> None:
     with pytest.raises(FileNotFoundException):
         sandbox.files.list("nowhere")

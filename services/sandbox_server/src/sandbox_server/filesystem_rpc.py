@@ -147,7 +147,12 @@ class FilesystemService:
 
 
 def _event(event: WatchEvent) -> Message:
-    return {"name": event.name, "type": f"EVENT_TYPE_{event.kind.upper()}"}
+    return {"name": _text(event.name), "type": f"EVENT_TYPE_{event.kind.upper()}"}
+
+
+def _text(name: str) -> str:
+    """Return a name as JSON can carry it: bytes that are no UTF-8 become U+FFFD."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _entry(entry: DirEntry) -> Message:
@@ -155,9 +160,9 @@ def _entry(entry: DirEntry) -> Message:
     seconds, nanos = divmod(entry.modified_ns, 10**9)
     moment = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     message: Message = {
-        "name": entry.name,
+        "name": _text(entry.name),
         "type": _TYPES[entry.type],
-        "path": entry.path,
+        "path": _text(entry.path),
         "size": str(entry.size),
         "mode": entry.mode,
         "permissions": entry.permissions,
@@ -166,5 +171,5 @@ def _entry(entry: DirEntry) -> Message:
         "modifiedTime": f"{moment}.{nanos:09d}Z",
     }
     if entry.target is not None:
-        message["symlinkTarget"] = entry.target
+        message["symlinkTarget"] = _text(entry.target)
     return message
