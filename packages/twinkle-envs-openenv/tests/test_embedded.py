@@ -127,6 +127,11 @@ def test_package_is_found_by_type(word_game_package: str) -> None:
         assert type(env.last_result).__name__ == "WordGameObservation"
 
 
+def test_package_without_a_server_is_told_from_one_that_is_not_installed() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"'json' .* has no 'json.server'.* env_cls="):
+        OpenEnv(env_name="json")
+
+
 def test_tools_are_empty_by_default_so_one_generic_tool_is_made(env: OpenEnv) -> None:
     assert env.tools() == []
     env.reset()

@@ -177,7 +177,16 @@ def _loaded(module: str, name: str) -> Any | None:
 
 def _server_modules(env_name: str) -> tuple[list[str], list[str]]:
     """Split the modules of the server into those likely to define an Environment and the rest."""
-    server = import_module(f"{env_name}.server")
+    try:
+        server = import_module(f"{env_name}.server")
+    except ModuleNotFoundError as error:
+        if error.name != f"{env_name}.server":
+            raise
+        raise ModuleNotFoundError(
+            f"env_name={env_name!r} is installed, but has no {error.name!r}, where the packages of "
+            "OpenEnv have their Environment class: give env_cls='module:Class'",
+            name=error.name,
+        ) from error
     likely, rest = [f"{env_name}.server"], list[str]()
     walk = pkgutil.walk_packages(
         getattr(server, "__path__", ()), prefix=f"{env_name}.server.", onerror=lambda _: None
