@@ -5,6 +5,7 @@ import enum
 import json
 import math
 from collections import OrderedDict, UserDict, deque
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from types import MappingProxyType
@@ -202,6 +203,41 @@ def test_value_that_cannot_be_printed_is_named() -> None:
 
     assert to_text(Mute()) == "<Mute that cannot be printed: RuntimeError>"
     assert to_jsonable({"a": Mute()}) == {"a": "<Mute that cannot be printed: RuntimeError>"}
+
+
+class Proxy:
+    """Has whatever it is asked for, until it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no connection for {name}")
+
+    def __str__(self) -> str:
+        return "a proxy"
+
+
+class Lost(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("the file is closed")
+
+    __repr__ = __str__ = lambda self: "lost"
+
+
+class Broken(list[int]):
+    def __iter__(self) -> Any:
+        raise SystemExit(3)
+
+    __repr__ = __str__ = lambda self: "broken"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(Proxy, "a proxy"), (lambda: Lost(a=1), "lost"), (lambda: Broken([1]), "broken")],
+)
+def test_a_value_whose_own_methods_raise_is_printed(make: Callable[[], object], text: str) -> None:
+    value = make()
+    assert to_jsonable({"a": value}) == {"a": text}
+    assert to_text({"a": [value], "b": {1}}) == f'{{"a": ["{text}"], "b": [1]}}'
+    assert to_text(Proxy()) == "a proxy"
 
 
 def test_integer_too_long_for_str_is_named() -> None:

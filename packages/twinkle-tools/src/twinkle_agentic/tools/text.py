@@ -40,14 +40,15 @@ def to_text(value: object, *, max_chars: int | None = MAX_TEXT_CHARS) -> str:
     elif isinstance(value, (dict, list, tuple)):
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):  # something JSON does not know
+        except (Exception, SystemExit):  # something JSON does not know
             text = _json_text(cast("object", value))
     elif isinstance(value, (bytes, bytearray, memoryview)):
         text = _decoded(cast("Buffer", value))
-    elif _is_structured(value):
-        text = _json_text(value)
     else:
-        text = _printed(value)
+        try:
+            text = _json_text(value) if _is_structured(value) else _printed(value)
+        except (Exception, SystemExit):  # of its own methods
+            text = _printed(value)
     if max_chars is not None:
         text = truncate_middle(text, max_chars)
     return clean_text(text)
@@ -123,13 +124,19 @@ def _convert(value: Any, path: tuple[int, ...]) -> Any:
         return "<cycle>"
     if len(path) >= _MAX_DEPTH:
         return "<nested too deeply>"
-    inside = (*path, id(value))
+    try:
+        return _convert_inside(value, (*path, id(value)))
+    except (Exception, SystemExit):  # of its own methods
+        return _printed(value)
+
+
+def _convert_inside(value: Any, path: tuple[int, ...]) -> Any:
     if isinstance(value, Mapping):
-        return _convert_mapping(cast("Mapping[Any, Any]", value), inside)
+        return _convert_mapping(cast("Mapping[Any, Any]", value), path)
     if isinstance(value, _ARRAYS):
-        return [_convert(item, inside) for item in cast("Iterable[Any]", value)]
+        return [_convert(item, path) for item in cast("Iterable[Any]", value)]
     for converted in _conversions(value):
-        return _convert(converted, inside)
+        return _convert(converted, path)
     return _printed(value)
 
 
