@@ -284,6 +284,29 @@ print(getattr(a, 'nope', 'no'), hasattr(a, 'y'), '{0.y} {1[k]} {2!r:>4}'.format(
     )
 
 
+def test_a_class_belongs_to_the_session_however_it_was_made() -> None:
+    code = """
+import collections, dataclasses, enum, typing
+class Plain: pass
+class Fields(typing.NamedTuple):
+    x: int
+made = [
+    Plain,
+    Fields,
+    type('Typed', (), {}),
+    collections.namedtuple('Tuple', 'x y'),
+    typing.NamedTuple('Named', [('x', int)]),
+    enum.Enum('Colour', 'red blue'),
+    dataclasses.make_dataclass('Data', ['a']),
+]
+for kind in made:
+    kind.mark = kind.__name__
+print(*(kind.mark for kind in made))
+"""
+    result = make_executor(Settings()).run(code)
+    assert (result.stderr, result.stdout) == ("", "Plain Fields Typed Tuple Named Colour Data\n")
+
+
 def test_missing_attributes_raise() -> None:
     result = make_executor(Settings()).run("getattr(1, 'nope')")
     assert result.stderr.endswith("AttributeError: 'int' object has no attribute 'nope'")
@@ -331,8 +354,8 @@ class M(type):
 class R(str, metaclass=M):
     def __eq__(self, other): return True
     def __hash__(self): return hash('b.d')
-datetime.datetime.strptime('01-02', T('%d-%m'))
-time.strptime('01-02', T('%d-%m'))
+datetime.datetime.strptime('01-02', T('%H-%M'))
+time.strptime('01-02', T('%H-%M'))
 re.findall(R('zz'), 'zz')
 print('done')
 """

@@ -50,7 +50,9 @@ CONTROL_FLOW: tuple[type[Exception], ...] = (
 InterpreterError: type[ValueError] = _module.InterpreterError
 """Raised for what the interpreter cannot do, and in the place of some of Python's exceptions."""
 
-_module.__name__ = "__main__"  # the `__module__` of what code defines, as in CPython
+# The `__module__` of what code defines, as in CPython. `namedtuple` and its like take that of their
+# caller: Python 3.11 reads it off the module, later ones off the function.
+_module.__name__ = _module.evaluate_call.__module__ = "__main__"
 
 LocalPythonExecutor: Any = _module.LocalPythonExecutor
 """The interpreter with its own idea of a session, for the `stock` executor."""

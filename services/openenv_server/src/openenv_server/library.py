@@ -149,6 +149,8 @@ def _make_dataclass(
     body = {"__module__": OWN_MODULE, **(namespace or {})}
     if "__annotations__" in body:
         raise InterpreterError("make_dataclass: give the fields, not annotations")
+    if sys.version_info >= (3, 12):  # would put the module of its caller over that of `body`
+        rest["module"] = body["__module__"]
     return _dataclasses.make_dataclass(cls_name, specs, namespace=body, **rest)
 
 
