@@ -257,6 +257,8 @@ class EnvPool(BatchCalls):
     async def alease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
         """Lend a slot as `lease` does, waiting for a free one before it returns.
 
+        For callers of their own: as an `env_factory` its wait counts as the making of the env.
+
         Raises:
             PoolError: No slot became free in time (`kind` is `capacity`), or the pool is closed.
         """
