@@ -170,6 +170,19 @@ def test_a_sandbox_killed_under_a_command(make_env: EnvMaker) -> None:
     assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
 
 
+def test_an_env_closed_under_a_command_ends_its_episode(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    sandbox = env.sandbox
+    assert sandbox is not None
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(env.step, "run_command", {"command": "echo begun; sleep 60"})
+        until(lambda: any("sleep 60" in " ".join(p.args) for p in sandbox.commands.list()))
+        env.close()
+        result = running.result(30)
+    assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
+
+
 def test_a_paused_sandbox_resumes_on_access(make_env: EnvMaker) -> None:
     env = make_env()
     env.reset()

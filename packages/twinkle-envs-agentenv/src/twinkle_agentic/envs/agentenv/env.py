@@ -301,7 +301,7 @@ class AgentEnv(SandboxAccess, Env):
         except CommandBrokenError as broken:
             seen = f"{broken.output}\nError: {broken}".lstrip("\n")
             result = StepResult.failed(broken, done=False, observation=seen)
-        except SandboxRefusedError as error:  # this process cannot go on with it
+        except (SandboxRefusedError, SandboxLostError) as error:  # nothing can go on with it
             result = StepResult.failed(error)
         except TwinkleEnvError as error:
             result = StepResult.failed(error, done=False)
