@@ -71,6 +71,20 @@ def test_close_kills_those_that_are_still_starting(server: Any, make_env: Any) -
     assert pool.stats().starting == 0
 
 
+def test_a_close_at_hand_over_leaves_nothing(server: Any, make_env: Any) -> None:
+    class ClosedMeanwhile(SandboxPool):
+        def _usable(self, lease: Any, since: float) -> bool:
+            self.close()
+            return super()._usable(lease, since)
+
+    pool = ClosedMeanwhile(1)
+    env = make_env(pool=pool)
+    assert pool.prefill(env) == 1
+    with pytest.raises(PoolError, match="closed"):
+        env.reset()
+    assert server.sandboxes == {}
+
+
 def test_the_kind_not_asked_for_longest_is_given_up(server: Any, make_env: Any) -> None:
     with SandboxPool(1, max_kinds=2) as pool:
         envs = [make_env(pool=pool, template=name) for name in "abc"]

@@ -100,9 +100,13 @@ class SandboxPool:
         while (entry := self._take(spec)) is not None:
             since, lease = entry
             if self._usable(lease, since):
+                try:
+                    self._restock(spec)
+                except PoolError:  # closed meanwhile
+                    lease.kill()
+                    raise
                 with self._lock:
                     self._stats.hits += 1
-                self._restock(spec)
                 return lease
             with self._lock:
                 self._stats.discarded += 1
