@@ -5,10 +5,14 @@ import subprocess
 import sys
 import urllib.request
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sandbox_server.access import is_loopback
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WITHOUT_BWRAP = (
     "import twinkle_isolation.jail as jail; jail.find_bwrap = lambda: None; "
@@ -50,6 +54,14 @@ def test_a_missing_share_is_an_error() -> None:
     result = run("--share", "/no/such/place", "--port", "0")
     assert result.returncode != 0
     assert "/no/such/place" in result.stderr
+
+
+def test_a_data_dir_that_cannot_be_one_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = run("--port", "0", "--data-dir", str(tmp_path / "file"))
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+    assert "Not a directory" in " ".join(ran.stderr.replace("│", " ").split())
 
 
 def test_isolation_that_was_asked_for_and_does_not_work_ends_the_server() -> None:

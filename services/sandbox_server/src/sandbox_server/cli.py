@@ -130,7 +130,7 @@ def serve(
         raise typer.Exit(2) from None
     try:
         server = create_app(config)
-    except DataDirInUseError as error:
+    except (DataDirInUseError, OSError) as error:
         raise typer.BadParameter(str(error), param_hint="--data-dir") from error
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # every sandbox and every client costs descriptors
