@@ -157,7 +157,10 @@ def test_each_tool_notices_a_dead_sandbox_first(
     assert env.step(tool, arguments).info["error_kind"] == "sandbox_lost"
 
 
-def test_a_sandbox_killed_under_a_command(make_env: EnvMaker) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_episode_ends_whose_sandbox_goes_under_a_command(
+    make_env: EnvMaker, closed: bool
+) -> None:
     env = make_env()
     env.reset()
     sandbox = env.sandbox
@@ -165,20 +168,10 @@ def test_a_sandbox_killed_under_a_command(make_env: EnvMaker) -> None:
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(env.step, "run_command", {"command": "echo begun; sleep 60"})
         until(lambda: any("sleep 60" in " ".join(p.args) for p in sandbox.commands.list()))
-        sandbox.kill()
-        result = running.result(30)
-    assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
-
-
-def test_an_env_closed_under_a_command_ends_its_episode(make_env: EnvMaker) -> None:
-    env = make_env()
-    env.reset()
-    sandbox = env.sandbox
-    assert sandbox is not None
-    with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(env.step, "run_command", {"command": "echo begun; sleep 60"})
-        until(lambda: any("sleep 60" in " ".join(p.args) for p in sandbox.commands.list()))
-        env.close()
+        if closed:
+            env.close()
+        else:
+            sandbox.kill()
         result = running.result(30)
     assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
 
