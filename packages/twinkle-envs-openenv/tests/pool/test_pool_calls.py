@@ -36,10 +36,10 @@ def test_reset_kwargs_that_the_environment_cannot_take_are_an_error(
     labels: Any = {"user_data": {"answer": "for the grader"}}
     with EnvPool(2, env_kwargs={"env_name": word_game_package}) as pool:
         assert pool.reset(0, labels, difficulty="easy").error is None
-        with pytest.raises(EnvError, match="has no setting 'dificulty'"):
-            pool.reset(0, labels, dificulty="easy")
-        results = pool.reset_batch([0, 1], dificulty="easy")
-    assert ["has no setting 'dificulty'" in (r.error or "") for r in results] == [True, True]
+        with pytest.raises(EnvError, match="has no setting 'level_of'"):
+            pool.reset(0, labels, level_of="easy")
+        results = pool.reset_batch([0, 1], level_of="easy")
+    assert ["has no setting 'level_of'" in (r.error or "") for r in results] == [True, True]
 
 
 def test_reset_takes_user_data_as_pairs(pool: EnvPool) -> None:
