@@ -264,3 +264,17 @@ def test_calls_beyond_reason_are_dropped_and_counted(echo: Any) -> None:
     out = ask({"role": "assistant", "tool_calls": [call] * 10_000}, echo)
     assert out["tool_errors"]["too_many_calls"] == 10_000 - MAX_CALLS
     assert sum(m["role"] == "tool" for m in out["messages"]) == MAX_CALLS
+
+
+class Obliging(Panicking):
+    """Has an answer for any public name, as remote objects do."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *_: "an answer"
+
+
+def test_an_env_with_an_answer_for_any_name_is_played(api: Any) -> None:
+    (out,) = play(api, Obliging(None))
+    assert (out["reward"], out["stop_reason"]) == (1.0, "env_done")

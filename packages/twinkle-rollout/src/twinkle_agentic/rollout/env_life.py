@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -198,7 +199,7 @@ class EnvLife:
 async def _wait_for_slot(env: Any) -> float:
     """Wait for the slot of a leased env, which has a limit of its own; return how long (s)."""
     hold_slot = getattr(env, "hold_slot", None)
-    if hold_slot is None:
+    if not inspect.iscoroutinefunction(hold_slot):  # some objects have an answer for any name
         return 0.0
     started = time.monotonic()
     await hold_slot()
