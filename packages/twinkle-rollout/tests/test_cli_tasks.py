@@ -64,7 +64,24 @@ _FAULTS: list[tuple[list[object], str]] = [
     (['{"prompt": "x", "prompt": "y"}'], "line 1: no valid JSON: the name 'prompt' stands twice"),
     (['{"prompt": "x", "user_data": {"a": 1, "a": 2}}'], "the name 'a' stands twice"),
     ([{"prompt": "x", "seed": 1, "user_data": {"seed": 2}}], "'seed' is 1 and in `user_data` 2"),
-    ([{"prompt": "x", "tests": "a", "user_data": {"tests": "b"}}], "'tests' is 'a' and in `user"),
+    (
+        [{"prompt": "x", "tests": "assert a", "user_data": {"tests": "b"}}],
+        "'tests' is 'assert a' and in `user",
+    ),
+    (
+        [{"prompt": "x", "level": 3}],
+        "unknown column 'level' (known: id, prompt, mess",
+    ),
+    ([{"prompt": "x", "level": 3}], "what is yours goes into `user_data`"),
+    (
+        [{"prompt": "x", "tests": "import math\ndef test_add():\n    assert add(1, 2) == 3"}],
+        "column 'tests' has no assert and no call outside the functions it defines",
+    ),
+    (
+        [{"prompt": "x", "tests": "class TestAdd:\n    def test(self):\n        assert add(1, 2)"}],
+        "call them, or assert outside them",
+    ),
+    ([{"prompt": "x", "tests": "check = lambda: add(1, 2)"}], "column 'tests' has no assert"),
 ]
 
 
@@ -76,6 +93,20 @@ def test_a_fault_is_one_line_that_names_the_place(
         read_tasks(write(tmp_path / "t.jsonl", *rows))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert add(1, 2) == 3",
+        "def check(f):\n    assert f(1, 2) == 3\ncheck(add)",
+        "for n in (1, 2):\n    if add(n, n) != 2 * n:\n        raise ValueError(n)",
+        "class Cases:\n    assert add(1, 2) == 3",
+    ],
+)
+def test_tests_that_can_fail_are_taken(tmp_path: Path, tests: str) -> None:
+    (task,) = read_tasks(write(tmp_path / "t.jsonl", {"prompt": "x", "tests": tests}))
+    assert dict(task)["user_data"] == {"tests": tests}
 
 
 def test_a_needed_column_is_asked_for(tmp_path: Path) -> None:

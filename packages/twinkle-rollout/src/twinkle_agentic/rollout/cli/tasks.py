@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 from collections.abc import Iterator, Sequence
@@ -129,7 +130,8 @@ def _check_columns(where: str, row: dict[str, Any], needs: Sequence[str]) -> Non
             close = get_close_matches(name, COLUMNS, n=1)
             hint = f", did you mean {close[0]!r}?" if close else ""
             raise RefusedError(
-                f"{where}: unknown column {name!r}{hint} (known: {', '.join(COLUMNS)})"
+                f"{where}: unknown column {name!r}{hint} (known: {', '.join(COLUMNS)}; what is "
+                "yours goes into `user_data`)"
             )
         kinds = COLUMNS[name][0]
         if not isinstance(value, kinds) or isinstance(value, bool):
@@ -152,9 +154,27 @@ def _check_tests(where: str, tests: str | None) -> None:
         raise RefusedError(f"{where}: column 'tests' is empty, so every solution would pass")
     try:
         compile(tests, "<tests>", "exec")
+        source = ast.parse(tests)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # nested too deeply
         why = str(error) or type(error).__name__
         raise RefusedError(f"{where}: column 'tests' is no valid Python: {why}") from error
+    if not _can_fail(source):
+        raise RefusedError(
+            f"{where}: column 'tests' has no assert and no call outside the functions it defines, "
+            "so it tells no wrong solution from a right one: call them, or assert outside them"
+        )
+
+
+def _can_fail(source: ast.Module) -> bool:
+    """Tell whether running the source checks anything: functions are only defined by it."""
+    left: list[ast.AST] = [source]
+    while left:
+        node = left.pop()
+        if isinstance(node, (ast.Assert, ast.Raise, ast.Call)):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            left.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def _trajectory(where: str, row: dict[str, Any], task_id: str) -> Trajectory:
