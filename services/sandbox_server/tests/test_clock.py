@@ -65,6 +65,11 @@ def wait_gone(server: Server, sandbox: e2b.Sandbox) -> None:
         time.sleep(0.05)
 
 
+def test_the_end_of_a_lease_is_told_the_same_each_time(clocked: Server) -> None:
+    sandbox = clocked.sandbox(timeout=300)
+    assert len({sandbox.get_info().end_at for _ in range(100)}) == 1
+
+
 def test_a_clock_that_is_set_forward_ends_no_lease(clocked: Server, clock: Clock) -> None:
     long, short = clocked.sandbox(timeout=300), clocked.sandbox(timeout=2)
     clock.shift(HOUR_S)

@@ -14,6 +14,7 @@ from twinkle_isolation import ExecResult, GuestProcess, Sandbox
 __all__ = ["SandboxRecord"]
 
 _SHELL = ("/bin/bash", "-l", "-c")
+_CLOCK_SET_S = 1.0  # a wall clock that is further off was set, not slewed
 
 
 @dataclass(eq=False, kw_only=True)
@@ -60,8 +61,10 @@ class SandboxRecord:
 
     @property
     def ends_at(self) -> float:
-        """When the lease ends, as `time.time` is now."""
-        return time.time() + self.lease_end - time.monotonic()
+        """When the lease ends (`time.time`), the same each time unless that clock was set."""
+        end = self.started_at + self.lease_end - self.begun
+        now = time.time() + self.lease_end - time.monotonic()
+        return end if abs(now - end) < _CLOCK_SET_S else now
 
     async def start_shell(self, command: str) -> GuestProcess:
         """Start a command line as the sandbox's user, in its directory, with its environment.
