@@ -121,6 +121,7 @@ def test_resume_runs_what_has_no_reward_and_keeps_the_rest(
     (folder / "down").write_text("bb")
     first, played = run(folder, scripted_endpoint, "--resume")  # with nothing there it starts
     assert (first.returncode, played) == (1, ["a", "bb", "ccc"]), first.stderr
+    assert "`run --resume` plays them again" in first.stdout
     before = results(folder)
     assert [row["reward"] for row in before] == [1.0, None, 3.0]
     (folder / "down").unlink()

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from twinkle_agentic.rollout.cli.doctor import doctor, module_origins
 from twinkle_agentic.rollout.cli.probes import (
+    Probe,
     probe_coding,
     probe_model,
     probe_openenv,
@@ -64,6 +65,17 @@ def test_a_live_endpoint_is_ok_and_a_dead_one_is_exit_code_1() -> None:
     text = io.StringIO()
     assert doctor(Console(file=text, width=200), probes=[alive, dead]) == 1
     assert "ConnectError: Connection refused" in text.getvalue()
+
+
+def test_no_address_is_cut_on_a_narrow_screen() -> None:
+    address = "http://inference.cluster.example.org:8000/v1"
+    answer = f"HTTP 404 from /models: did you mean {address}?"
+    probe = Probe(name="model endpoint", url=address, ok=False, detail=answer, seconds=0.1)
+    text = io.StringIO()
+    doctor(Console(file=text, width=80), probes=[probe])
+    rows = [line.split("│") for line in text.getvalue().splitlines() if line.count("│") == 5]
+    assert "".join(row[2].strip() for row in rows) == address
+    assert "".join(row[3].strip() for row in rows).endswith(f"{address}?")
 
 
 def test_a_url_that_is_none_is_an_answer_not_a_crash() -> None:

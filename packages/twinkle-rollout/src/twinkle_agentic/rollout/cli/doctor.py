@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from twinkle_agentic.rollout.cli.probes import Probe
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
@@ -103,7 +103,9 @@ def doctor(console: Console, *, probes: Sequence[Probe]) -> int:
             soft_wrap=True,
         )
     if probes:
-        servers = Table("server", "address", "answer", "ms", title="Servers", title_justify="left")
+        # Folded, for an answer may end with the address to give instead.
+        folded = [Column(name, overflow="fold") for name in ("server", "address", "answer")]
+        servers = Table(*folded, "ms", title="Servers", title_justify="left")
         for probe in probes:
             servers.add_row(
                 probe.name,

@@ -78,9 +78,10 @@ def execute(
         console.print(f"trajectories: {output.path}\ntraces:       {output.traces}", soft_wrap=True)
     missing = unscored(trajectories)
     if missing:
+        again = "; `run --resume` plays them again" if output.resumable else ""
         console.print(
             f"[yellow]{missing} of {len(trajectories)} trajectories have no reward: an "
-            "infrastructure failure is not a score of 0. The column `error` says why.[/]"
+            f"infrastructure failure is not a score of 0. The column `error` says why{again}.[/]"
         )
     if unwritten is not None:
         Console(stderr=True).print(f"[red]error:[/] {escape(unwritten)}", soft_wrap=True)

@@ -67,6 +67,11 @@ class RunOutput:
         """The folder of one JSON file a trajectory, with everything that was said."""
         return self.folder / "traces"
 
+    @property
+    def resumable(self) -> bool:
+        """Whether a later run can go on with this one."""
+        return self._record is not None
+
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
