@@ -431,3 +431,30 @@ def test_record_pickles() -> None:
     twin = pickle.loads(pickle.dumps(record))
     assert twin == record
     assert not twin.done
+
+
+class FaultyError(Exception):
+    pass
+
+
+def fault(*_: Any) -> StepResult:
+    raise FaultyError("no such key")
+
+
+def test_the_line_that_raised_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        EnvTool(Scripted(fault))("env_action", {})
+        asyncio.run(EnvTool(Scripted(fault)).acall("env_action", {}))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("Scripted.step raised FaultyError: no such key")
+    assert "in fault" in caplog.text
+
+
+def test_a_loss_of_the_infrastructure_is_no_fault_of_the_env(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lost(*_: Any) -> StepResult:
+        raise SessionClosedError("gone")
+
+    EnvTool(Scripted(lost))("env_action", {})
+    assert not caplog.records

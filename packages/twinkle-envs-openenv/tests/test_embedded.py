@@ -242,6 +242,18 @@ def test_environment_that_raised_is_over_until_reset(env: OpenEnv) -> None:
     assert env.episode_reward == 0.0
 
 
+def test_the_line_where_the_environment_raised_is_logged(
+    env: OpenEnv, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinkle_agentic.envs.raised._said", set[Any]())
+    for _ in range(2):
+        env.reset()
+        env.step("any", {"command": "raise", "value": "oops"})
+    (record,) = caplog.records
+    assert "the step of LabEnvironment raised RuntimeError: oops" in caplog.text
+    assert record.exc_text is not None and ", in step\n" in record.exc_text
+
+
 def test_environment_that_exits_does_not_end_the_process(env: OpenEnv) -> None:
     env.reset()
     result = env.step("any", {"command": "exit"})

@@ -62,6 +62,19 @@ class Game(Env):
             raise self.behaviour["close_raises"]
 
 
+class FaultyError(Exception):
+    pass
+
+
+class Faulty(Game):
+    def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
+        raise FaultyError("no score")
+
+
+def fail_to_make(_: object) -> Env:
+    raise FaultyError("no licence")
+
+
 class ScoredGame(Game):
     def evaluate(self, trajectories: Any, **kwargs: Any) -> list[float]:
         self.log.append("evaluate")
@@ -621,3 +634,17 @@ def test_timing_covers_the_phases(api: Any) -> None:
     assert set(timing) == {*("queued", "reset", "model", "tools", "evaluate", "close", "total")}
     assert all(seconds >= 0 for seconds in timing.values())
     assert timing["model"] > 0
+
+
+def test_the_line_where_an_env_raised_is_logged_once(
+    api: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    factories: list[Any] = [fail_to_make, always(Faulty())]
+    for factory in factories:
+        given = [{"messages": [{"role": "user", "content": "Play."}]} for _ in range(3)]
+        rollout_of(api("answer"), env_factory=factory)(given)
+    made, scored = caplog.records
+    assert "making or resetting an env raised FaultyError: no licence" in made.getMessage()
+    assert made.exc_text is not None and "in fail_to_make" in made.exc_text
+    assert "the evaluate of an env raised FaultyError: no score" in scored.getMessage()
+    assert scored.exc_text is not None and "in evaluate" in scored.exc_text

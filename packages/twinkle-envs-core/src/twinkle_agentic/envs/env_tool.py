@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_number
 from twinkle_agentic.envs.errors import ErrorKind
+from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.tools.base import Tool
 from twinkle_agentic.tools.coroutines import is_cancelled, is_ctrl_c
 from twinkle_agentic.tools.limits import check_limit
@@ -173,6 +174,7 @@ class EnvTool(Tool):
             if is_ctrl_c(error):
                 self.abandon("the step was interrupted")
                 raise
+            log_raised(error, self._place)
             result = StepResult.failed(error)
         return self._take(number, result)
 
@@ -201,6 +203,7 @@ class EnvTool(Tool):
             if is_ctrl_c(error) or isinstance(error, GeneratorExit):
                 self.abandon("the step was interrupted")
                 raise
+            log_raised(error, self._place)
             result = StepResult.failed(error)
         return self._take(number, result)
 
@@ -210,6 +213,10 @@ class EnvTool(Tool):
         with _lock:
             if self._stepped in (None, self.record.number) and not self.record.done:
                 self.record.add(failed)
+
+    @property
+    def _place(self) -> str:
+        return f"{type(self.env).__name__}.step"
 
     def _begin(self) -> int:
         self._stepped = self.record.number

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.rollout.asking import Ask, failure_of
 from twinkle_agentic.rollout.env_life import NO_TIMING, EnvLife, EnvPlan, check_return
 from twinkle_agentic.rollout.finished import outcome_fields, reward_of
@@ -122,6 +123,7 @@ class Episode:
             if self._deadline.passed:
                 self._end(StopReason.DEADLINE, self._too_late("the reset of the env"))
             else:
+                log_raised(error, "making or resetting an env")
                 self._end(StopReason.ENV_ERROR, failure_of(error, default="env"))
             return
         if (ended := env.ended_by_reset()) is not None:
@@ -266,6 +268,7 @@ class Episode:
         try:
             self._eval_reward = await env.score(self._output())
         except Exception as error:
+            log_raised(error, "the evaluate of an env")
             self._stop = StopReason.ENV_ERROR
             self._failure = failure_of(error, default="env")
 

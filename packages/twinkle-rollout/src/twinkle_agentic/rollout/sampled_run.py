@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.rollout.asking import failure_of
 from twinkle_agentic.rollout.bridge import IGNORED, BridgeError, append_ids, bridge_ids, plain
@@ -84,6 +85,7 @@ class SampledRun:
                 self.trajectory = {**self.trajectory, "tools": self.toolbox.manager.tool_infos()}
         except BaseException as error:
             _raise_if_told_to_end(error)
+            log_raised(error, "making or resetting an env")
             self._end_by_env(failure_of(error, default="env"))
 
     def begin(self) -> None:
@@ -170,6 +172,7 @@ class SampledRun:
                 self._eval_reward = await self._env.score(self._outcome({}))
         except BaseException as error:
             _raise_if_told_to_end(error)
+            log_raised(error, "the evaluate of an env")
             self._end_by_env(failure_of(error, default="env"))
         finally:
             await self._env.close()

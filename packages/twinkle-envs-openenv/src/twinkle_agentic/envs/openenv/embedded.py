@@ -35,6 +35,7 @@ from twinkle_agentic.envs.openenv.tool_schemas import (
     tool_from_action,
     tools_from_mcp,
 )
+from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.envs.text import MAX_TEXT_CHARS
 from twinkle_agentic.tools.coroutines import finish
 from twinkle_agentic.tools.limits import check_limit
@@ -203,6 +204,9 @@ class OpenEnv(Adapter):
                 except Exception as error:
                     refused = refused_names(str(error), kwargs.offered)
                     if not refused:
+                        log_raised(
+                            error, f"the reset of the environment {type(self._env).__name__}"
+                        )
                         raise EnvError(
                             f"reset of {type(self._env).__name__} with {sorted(arguments)} failed: "
                             f"{type(error).__name__}: {error}"
@@ -318,6 +322,7 @@ class OpenEnv(Adapter):
             self._episode.lose(f"the environment raised {reason}", kind=ErrorKind.ENV)
             if not isinstance(error, (Exception, SystemExit)):
                 raise
+            log_raised(error, f"the step of {type(self._env).__name__}")
             return StepResult.failed(
                 f"the environment raised {reason}; its state is unknown, call reset",
                 kind=ErrorKind.ENV,
