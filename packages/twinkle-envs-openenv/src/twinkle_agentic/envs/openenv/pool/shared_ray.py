@@ -70,8 +70,9 @@ def describe_installation(ray: Any, worker_options: Mapping[str, Any]) -> str:
     return (
         f"the workers import twinkle_agentic from {theirs['package']!r} "
         f"(of {theirs['distributions'] or 'no distribution'}){lacks}; this process has "
-        f"{ours['worker']!r} (of {ours['distributions']}): install the same twinkle-envs-openenv "
-        "on the nodes of the workers, and nothing there that brings a twinkle_agentic of its own, "
+        f"{ours['worker']!r} (of {ours['distributions'] or 'no distribution'}): install the "
+        "same twinkle-envs-openenv on the nodes of the workers, and nothing there that brings a "
+        "twinkle_agentic of its own, "
         'or start a Ray of your own with ray_options={"address": "local"}'
     )
 
