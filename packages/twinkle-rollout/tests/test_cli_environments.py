@@ -42,3 +42,19 @@ def test_a_few_callables_are_all_named() -> None:
     assert refused("textwrap:fil").endswith(
         "(it has TextWrapper, wrap, fill, shorten, dedent, indent)"
     )
+
+
+def test_what_a_module_imports_is_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_imports.py").write_text(
+        "from twinkle_agentic.envs.base import Env, StepResult\n"
+        "class Game(Env):\n"
+        "    def step(self, tool_name, arguments): return StepResult()\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert refused("with_imports:game").endswith("(it has Game)")
+
+
+def test_a_module_without_a_name_is_told_how_it_is_named() -> None:
+    assert refused("with_imports.Game").endswith("an env of your own is named module:name")

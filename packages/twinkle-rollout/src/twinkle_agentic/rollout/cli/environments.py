@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from twinkle_agentic.envs.base import Env
@@ -63,7 +64,10 @@ def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 12
         file = getattr(sys.modules[spec.partition(":")[0]], "__file__", None)
         return EnvChoice(make=make, source=Path(file) if file and os.path.isfile(file) else None)
     if not base_url:
-        raise RefusedError(f"--env {spec} needs --base-url, the address of its OpenEnv server")
+        raise RefusedError(
+            f"--env {spec} needs --base-url, the address of its OpenEnv server; an env of your own "
+            "is named module:name"
+        )
     try:
         from twinkle_agentic.envs.openenv import OpenEnvClient
     except ModuleNotFoundError as error:
@@ -108,7 +112,7 @@ def _load_factory(spec: str) -> EnvFactory:
     for part in name.split("."):
         target = getattr(target, part, None)
     if not callable(target):
-        offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        offered = _callables(module)
         raise RefusedError(
             f"--env {spec}: {module_name} has no callable {name!r} ({_named(offered, name)})"
         )
@@ -117,6 +121,13 @@ def _load_factory(spec: str) -> EnvFactory:
             raise RefusedError(f"--env {spec}: class {name} is no Env")
         return lambda _: target()
     return cast("EnvFactory", target)
+
+
+def _callables(module: ModuleType) -> list[str]:
+    """Name what a module offers: its own callables, or, where it has none, those it imports."""
+    found = [(n, v) for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+    own = [name for name, value in found if getattr(value, "__module__", None) == module.__name__]
+    return own or [name for name, _ in found]
 
 
 def _named(offered: Sequence[str], wanted: str) -> str:
