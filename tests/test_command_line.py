@@ -129,6 +129,7 @@ REFUSALS = [
     (["absent.jsonl", "--env", "json:dumps"], "cannot read the tasks"),
     (["bad.jsonl", "--env", "json:dumps"], "unknown column 'promt'"),
     (["good.jsonl", "--env", "no_such_module:f"], "cannot import 'no_such_module'"),
+    (["good.jsonl", "--env", "no_such_module:x"], "--env no_such_module:x: cannot import"),
     (["good.jsonl", "--env", "json:nothing"], "no callable 'nothing'"),
     (["good.jsonl", "--env", "json:JSONDecoder"], "is no Env"),
     (["good.jsonl", "--env", "coding_env"], "needs --base-url"),

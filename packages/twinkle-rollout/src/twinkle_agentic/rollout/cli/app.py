@@ -333,7 +333,8 @@ def _exit(command: Callable[[Console], int]) -> None:
 
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _stop)
-    console, errors = Console(), Console(stderr=True)
+    # Without emoji: what stands between colons (`module:x: cannot ...`) is text of the user.
+    console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
     try:
         code = command(console)
     except (RefusedError, ServerError) as refusal:

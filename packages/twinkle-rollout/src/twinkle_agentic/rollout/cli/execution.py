@@ -53,7 +53,7 @@ def execute(
         kept = len(tasks) - len(left)
         console.print(f"{kept} of {len(tasks)} trajectories are kept from the earlier run")
     if output.warning is not None:
-        Console(stderr=True).print(f"[yellow]warning:[/] {escape(output.warning)}", soft_wrap=True)
+        _to_stderr(f"[yellow]warning:[/] {escape(output.warning)}")
     with make_progress(console, len(left)) as progress:
 
         def on_done(trajectory: Any) -> None:
@@ -84,8 +84,12 @@ def execute(
             f"infrastructure failure is not a score of 0. The column `error` says why{again}.[/]"
         )
     if unwritten is not None:
-        Console(stderr=True).print(f"[red]error:[/] {escape(unwritten)}", soft_wrap=True)
+        _to_stderr(f"[red]error:[/] {escape(unwritten)}")
     return EXIT_FAILED if missing or unwritten is not None else 0
+
+
+def _to_stderr(line: str) -> None:
+    Console(stderr=True, emoji=False).print(line, soft_wrap=True)
 
 
 def _finish(output: RunOutput, trajectories: Sequence[Any]) -> str | None:
