@@ -148,7 +148,8 @@ def refusal(failure: Failure, spec: SandboxSpec, *, tries: int = 1) -> SandboxUn
         case Fault.REFUSED | Fault.NOT_FOUND | Fault.BAD_ARGUMENT | Fault.PAUSED:
             return SandboxRefusedError(
                 f"{server} refuses a sandbox of template {spec.template!r} ({words}): check that "
-                "the template was built there and that the arguments fit it"
+                "it is a sandbox server, that the template was built there and that the arguments "
+                "fit it"
             )
         case Fault.SERVER | Fault.TIMEOUT | Fault.UNREACHABLE:
             return SandboxUnavailableError(
