@@ -172,6 +172,14 @@ def run(
             help="Times an episode is played at most, where a failure that may pass ended it.",
         ),
     ] = 1,
+    tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokens",
+            help="Keep the token ids and log probabilities of each turn, to train on: "
+            "`token_turns`. The endpoint must know `return_token_ids`, as vLLM does.",
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the result of an earlier run.")
     ] = False,
@@ -226,6 +234,7 @@ def run(
         step_timeout_s=step_timeout_s,
         samples=samples,
         attempts=attempts,
+        tokens=tokens,
         overwrite=overwrite,
         resume=resume,
         plots=plots,

@@ -18,7 +18,9 @@ __all__ = ["RunOptions", "run"]
 
 # Results that differ in one of these are not of one run. Limits of time are none of them, but the
 # deadline: what it cuts has a reward.
-_DECIDES = ("env", "model", "samples", "max_turns", "max_tokens", "temperature", "deadline_s")
+_DECIDES = (
+    *("env", "model", "samples", "max_turns", "max_tokens", "temperature", "deadline_s", "tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class RunOptions:
     step_timeout_s: float
     samples: int
     attempts: int
+    tokens: bool
     overwrite: bool
     resume: bool
     plots: bool | None
@@ -95,8 +98,11 @@ def run(console: Console, options: RunOptions) -> int:
             output=output,
             plots=options.plots,
             sampling_params=SamplingParams(
-                max_tokens=options.max_tokens, temperature=options.temperature
+                max_tokens=options.max_tokens,
+                temperature=options.temperature,
+                logprobs=0 if options.tokens else None,  # of the sampled tokens only
             ),
+            extra_body={"return_token_ids": True} if options.tokens else None,
             max_turns=options.max_turns,
             max_attempts=options.attempts,
             concurrency=options.concurrency,
