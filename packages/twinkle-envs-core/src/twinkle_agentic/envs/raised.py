@@ -6,8 +6,7 @@ import logging
 import traceback
 
 from twinkle_agentic.envs.errors import TwinkleEnvError
-from twinkle_agentic.tools.outcome import describe_error
-from twinkle_agentic.tools.threads import BlockingCallError
+from twinkle_agentic.tools.outcome import describe_error, what_was_raised
 
 __all__ = ["log_raised"]
 
@@ -27,8 +26,7 @@ def log_raised(error: BaseException, where: str) -> None:
         error: What was raised.
         where: What was asked of the env, for the message.
     """
-    if isinstance(error, BlockingCallError) and error.__cause__ is not None:
-        error = error.__cause__
+    error = what_was_raised(error)
     if isinstance(error, TwinkleEnvError):
         return
     file, line = "", 0

@@ -33,7 +33,7 @@ from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
 from twinkle_agentic.rollout.waiting import bounded
-from twinkle_agentic.tools.coroutines import is_cancelled, is_ctrl_c
+from twinkle_agentic.tools.coroutines import is_told_to_end
 from twinkle_agentic.tools.limits import check_count
 from twinkle_agentic.tools.threads import ThreadPool
 
@@ -349,6 +349,6 @@ async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -
             await bounded(answer, _CALLBACK_S)
     except BaseException as error:
         # Cancelled by itself it fails like any other, but not cancelled with us or by Ctrl-C.
-        if is_ctrl_c(error) or is_cancelled():
+        if is_told_to_end(error):
             raise
         logger.exception("on_done failed")

@@ -11,7 +11,7 @@ from typing import Any
 
 from twinkle_agentic.rollout.episode import Episode, Plan
 from twinkle_agentic.rollout.waiting import Deadline
-from twinkle_agentic.tools.coroutines import is_cancelled, is_ctrl_c
+from twinkle_agentic.tools.coroutines import is_told_to_end
 
 __all__ = ["play"]
 
@@ -57,7 +57,7 @@ async def _contained(episode: Episode) -> dict[str, Any]:
     try:
         return await episode.run()
     except BaseException as error:
-        if is_ctrl_c(error) or is_cancelled():
+        if is_told_to_end(error):
             raise
         # A fault of ours, or an exception that nothing expects to be raised, must cost one
         # trajectory, not the batch.

@@ -17,7 +17,7 @@ from twinkle_agentic.rollout.structural import SampledSequence, Template
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.types import Failure, StopReason
 from twinkle_agentic.rollout.waiting import Deadline
-from twinkle_agentic.tools.coroutines import is_cancelled, is_ctrl_c
+from twinkle_agentic.tools.coroutines import is_told_to_end
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.tool_manager import ToolManager
 
@@ -84,7 +84,8 @@ class SampledRun:
             if self.trajectory.get("tools") is None:
                 self.trajectory = {**self.trajectory, "tools": self.toolbox.manager.tool_infos()}
         except BaseException as error:
-            _raise_if_told_to_end(error)
+            if is_told_to_end(error):
+                raise
             log_raised(error, "making or resetting an env")
             self._end_by_env(failure_of(error, default="env"))
 
@@ -142,7 +143,8 @@ class SampledRun:
                 self.toolbox, self.calls, tool_timeout_s=tool_timeout_s, deadline=Deadline(None)
             )
         except BaseException as error:
-            _raise_if_told_to_end(error)
+            if is_told_to_end(error):
+                raise
             logger.exception("trajectory %d ended by an unexpected error", self.number)
             self.failure = Failure(describe_error(error), "internal")
             self._end(StopReason.API_ERROR, "the trajectory ended by an error")
@@ -171,7 +173,8 @@ class SampledRun:
             if self.turns and self.stop and not self.stop.infrastructure and self._env.scores:
                 self._eval_reward = await self._env.score(self._outcome({}))
         except BaseException as error:
-            _raise_if_told_to_end(error)
+            if is_told_to_end(error):
+                raise
             log_raised(error, "the evaluate of an env")
             self._end_by_env(failure_of(error, default="env"))
         finally:
@@ -327,12 +330,6 @@ class SampledRun:
             f"the sampler broke its contract at turn {self.turns} of trajectory {self.number}: "
             f"{found}"
         )
-
-
-def _raise_if_told_to_end(error: BaseException) -> None:
-    """Pass on Ctrl-C and a cancellation; anything else costs one trajectory, not the batch."""
-    if is_ctrl_c(error) or is_cancelled():
-        raise error
 
 
 def _continues(before: list[int], after: list[int], tokens: list[int]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from twinkle_agentic.tools.threads import BlockingCallError, current_pool
 
-__all__ = ["finish", "finish_async", "is_cancelled", "is_ctrl_c", "let_go"]
+__all__ = ["finish", "finish_async", "is_cancelled", "is_ctrl_c", "is_told_to_end", "let_go"]
 
 _let_go: set[asyncio.Future[Any]] = set()
 
@@ -63,6 +63,14 @@ def is_ctrl_c(error: BaseException) -> bool:
     """
     main = threading.current_thread() is threading.main_thread()
     return main and isinstance(error, KeyboardInterrupt)
+
+
+def is_told_to_end(error: BaseException) -> bool:
+    """Tell whether an exception ends the running task, by Ctrl-C or a cancellation of it.
+
+    Any other one is the failure of a part, and need not cost the whole.
+    """
+    return is_ctrl_c(error) or is_cancelled()
 
 
 def let_go(task: asyncio.Future[Any]) -> None:

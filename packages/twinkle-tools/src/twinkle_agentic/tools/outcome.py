@@ -8,7 +8,7 @@ from typing import Literal
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, to_text
 from twinkle_agentic.tools.threads import BlockingCallError
 
-__all__ = ["ToolErrorKind", "ToolOutcome", "describe_error", "refused"]
+__all__ = ["ToolErrorKind", "ToolOutcome", "describe_error", "refused", "what_was_raised"]
 
 ToolErrorKind = Literal["bad_call", "unknown_tool", "invalid_arguments", "tool", "timeout"]
 """Why a call failed: not a call at all, no such tool, arguments refused, the tool raised, no answer
@@ -44,12 +44,18 @@ def refused(
     return ToolOutcome(text=f"Error: {error}", tool_name=name, error=error, error_kind=kind)
 
 
+def what_was_raised(error: BaseException) -> BaseException:
+    """Return what a call in a thread raised, where `error` only stands for that, else `error`."""
+    if isinstance(error, BlockingCallError) and error.__cause__ is not None:
+        return error.__cause__
+    return error
+
+
 def describe_error(error: BaseException) -> str:
     """Return `Type: message` of what a tool raised, in a thread or not; never raises.
 
     Where there is no message, the type alone.
     """
-    if isinstance(error, BlockingCallError) and error.__cause__ is not None:
-        error = error.__cause__
+    error = what_was_raised(error)
     text = to_text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
