@@ -19,7 +19,14 @@ __all__ = ["RunOptions", "run"]
 # Results that differ in one of these are not of one run. Limits of time are none of them, but the
 # deadline: what it cuts has a reward.
 _DECIDES = (
-    *("env", "model", "samples", "max_turns", "max_tokens", "temperature", "deadline_s", "tokens"),
+    "env",
+    "model",
+    "samples",
+    "max_turns",
+    "max_tokens",
+    "temperature",
+    "deadline_s",
+    "tokens",
 )
 
 

@@ -153,8 +153,8 @@ def _check_tests(where: str, tests: str | None) -> None:
     if not tests.strip():
         raise RefusedError(f"{where}: column 'tests' is empty, so every solution would pass")
     try:
-        compile(tests, "<tests>", "exec")
-        source = ast.parse(tests)
+        source = ast.parse(tests, "<tests>")
+        compile(source, "<tests>", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # nested too deeply
         why = str(error) or type(error).__name__
         raise RefusedError(f"{where}: column 'tests' is no valid Python: {why}") from error
