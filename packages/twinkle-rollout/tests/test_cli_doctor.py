@@ -84,6 +84,20 @@ def test_a_url_that_is_none_is_an_answer_not_a_crash() -> None:
 
 
 @contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Generator[str, None, None]:
+    """Serve HTTP in threads; give the URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
 def answering(routes: Mapping[str, tuple[int, Any]]) -> Generator[str, None, None]:
     """Serve JSON for `METHOD path`, 404 for the rest; give the URL."""
 
@@ -102,14 +116,8 @@ def answering(routes: Mapping[str, tuple[int, Any]]) -> Generator[str, None, Non
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as url:
+        yield url
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -165,16 +173,11 @@ def dripping(head: bytes, drop: bytes) -> Generator[str, None, None]:
                     if over.wait(0.05):
                         break
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(Handler) as url:
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield url
         finally:
             over.set()
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(
