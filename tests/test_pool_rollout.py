@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Player:
 
         await asyncio.sleep(0)
         if self._on_guess is not None:
-            self._on_guess()
+            await self._on_guess(trajectory)
         (tool,) = trajectory["tools"]
         seen = re.findall(r"^([a-z]{5})  ([=~.]{5})$", _last_tool_text(trajectory), re.MULTILINE)
         fits = [w for w in self._words if all(_marks(w, guess) == marks for guess, marks in seen)]
@@ -186,14 +187,30 @@ def test_killed_worker_costs_the_episodes_it_held_and_no_others(
 ) -> None:
     victim = next(w for w in pool.stats() if w.worker == 0)
     assert victim.pid is not None
-    guesses = iter(range(1_000_000))
+    counts = Counter[str]()
+    killed = asyncio.Event()
 
-    def on_guess() -> None:
-        if next(guesses) == 96:  # in the second turn of the 64 games
+    def look() -> None:
+        """Kill the worker once every game is in its second turn, or was over with the first."""
+        if counts.total() == 64 and not killed.is_set():
             os.kill(victim.pid or 0, signal.SIGKILL)
+            killed.set()
+
+    async def on_guess(trajectory: Any) -> None:
+        if _last_tool_text(trajectory) and not killed.is_set():
+            counts["in the second turn"] += 1
+            look()
+            await killed.wait()
+
+    def on_done(_: Any) -> None:
+        counts["over"] += 1
+        look()
 
     rollout: Any = APIMultiTurnRollout(
-        Player(words, on_guess), env_factory=lambda trajectory: pool.lease(), max_turns=8
+        Player(words, on_guess),
+        env_factory=lambda trajectory: pool.lease(),
+        max_turns=8,
+        on_done=on_done,
     )
     played = rollout(prompts(64))
     lost = [episode for episode in played if episode["stop_reason"] == "env_error"]
