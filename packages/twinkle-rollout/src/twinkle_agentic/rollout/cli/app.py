@@ -243,6 +243,53 @@ def run(
 
 
 @app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="The output folder of a run; of two, to see them side by side."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The HTML file; by default report.html in the first folder."),
+    ] = None,
+    browse: Annotated[bool, typer.Option("--open", help="Open it in your browser.")] = False,
+) -> None:
+    """Write one HTML page of a run, to look at: it needs no server and no network.
+
+    Rewards, turns, stop reasons, where the time went, groups without spread, failures with their
+    cause, the slowest tools, and every trajectory to read, filter and search.
+    """
+    from twinkle_agentic.rollout.cli.show import report as write
+
+    _exit(lambda console: write(console, runs, out=out, browse=browse))
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="The output folder of a run.")],
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Trajectories by their id; all of them without.")
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only those with an error, or without a reward.")
+    ] = False,
+    group: Annotated[str | None, typer.Option(help="Only the samples of this task.")] = None,
+    limit: Annotated[int, typer.Option("--n", min=1, metavar="N", help="At most so many.")] = 10,
+) -> None:
+    """Print trajectories: messages, calls with their code, rewards, the whole error.
+
+    Exit code 1 where no trajectory fits.
+    """
+    from twinkle_agentic.rollout.cli.show import show as print_trajectories
+
+    _exit(
+        lambda console: print_trajectories(
+            console, run, ids=ids or (), failed=failed, group=group, limit=limit
+        )
+    )
+
+
+@app.command()
 def doctor(
     openenv_url: Annotated[
         list[str] | None, typer.Option("--openenv-url", help="An OpenEnv server to ask.")
