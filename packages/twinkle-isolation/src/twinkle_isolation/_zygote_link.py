@@ -18,7 +18,7 @@ from twinkle_isolation.errors import SandboxStartError
 logger = logging.getLogger(__name__)
 __all__ = ["CommandFor", "ZygoteLink"]
 
-_START_TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 60.0  # with what it imports beforehand
 _END_TIMEOUT_S = 10.0
 
 CommandFor = Callable[[int], Sequence[str]]

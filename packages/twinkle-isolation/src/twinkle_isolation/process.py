@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 from typing import Any, Literal
@@ -13,8 +14,10 @@ from twinkle_isolation.types import ProcessEnd, WatchEvent
 
 __all__ = ["GuestProcess", "Stream", "Watch", "kill_request"]
 
-Stream = Literal["stdout", "stderr", "pty"]
-_STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "pty")
+Stream = Literal["stdout", "stderr", "pty", "control", "report"]
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "pty", "control", "report")
+_PART_BYTES = 1 << 16
+_FIRST_DELAY_S = 0.005
 
 
 def kill_request(call: Call) -> dict[str, Any]:
@@ -46,19 +49,29 @@ class GuestProcess:
         Raises:
             SandboxLostError: The sandbox ended first.
         """
-        while self.end is None:
-            message, body = await self._call.next("data", "end")
-            if message["ev"] == "data":
-                stream = message.get("stream")
-                if stream not in _STREAMS:
-                    raise self._call.broken(f"stream is {stream!r}")
-                yield stream, body
-            else:
-                self.end = ProcessEnd(
-                    exit_code=self._call.field(message, "exit_code", int),
-                    signal=message.get("signal"),
-                    reason=message.get("reason"),
-                )
+        while (piece := await self.read()) is not None:
+            yield piece
+
+    async def read(self) -> tuple[Stream, bytes] | None:
+        """Return the next piece of output, at most 64 KiB; `None` after the end.
+
+        Raises:
+            SandboxLostError: The sandbox ended first.
+        """
+        if self.end is not None:
+            return None
+        message, body = await self._call.next("data", "end")
+        if message["ev"] == "data":
+            stream = message.get("stream")
+            if stream not in _STREAMS:
+                raise self._call.broken(f"stream is {stream!r}")
+            return stream, body
+        self.end = ProcessEnd(
+            exit_code=self._call.field(message, "exit_code", int),
+            signal=message.get("signal"),
+            reason=message.get("reason"),
+        )
+        return None
 
     async def wait(self) -> ProcessEnd:
         """Drop the output and wait for the end.
@@ -82,7 +95,36 @@ class GuestProcess:
 
     def kill_soon(self) -> None:
         """Kill the program's group without waiting for it; nothing happens when it is gone."""
-        self._channel.send({"id": 0} | kill_request(self._call))
+        self.signal_soon(signal.SIGKILL)
+
+    def signal_soon(self, number: int, *, group: bool = True) -> None:
+        """Send a signal without waiting for it; nothing happens when the program is gone."""
+        request = kill_request(self._call) | {"id": 0, "signal": int(number), "group": group}
+        self._channel.send(request)
+
+    def write_soon(self, data: bytes) -> None:
+        """Give the program at most 1 MiB of input without waiting whether it was taken."""
+        self._channel.send({"id": 0, "op": "stdin", "process": self._call.number}, data)
+
+    async def write_all(self, data: bytes) -> None:
+        """Give the program input, and wait while too much of it is not read yet.
+
+        Raises:
+            GuestError: As of `write_stdin`, without `resource_exhausted`.
+            SandboxLostError: The sandbox has ended.
+        """
+        for start in range(0, len(data), _PART_BYTES):
+            delay = _FIRST_DELAY_S
+            while True:
+                try:
+                    await self.write_stdin(data[start : start + _PART_BYTES])
+                except GuestError as error:
+                    if error.code != "resource_exhausted":
+                        raise
+                    await asyncio.sleep(delay)
+                    delay = min(0.1, delay * 2)
+                else:
+                    break
 
     async def write_stdin(self, data: bytes) -> None:
         """Give the program input (also a terminal's).

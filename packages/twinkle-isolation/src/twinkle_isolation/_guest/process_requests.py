@@ -107,7 +107,7 @@ class ProcessRequests:
                 if process is not None:
                     process.status = status
                     self.streams.drop_stdin(process)
-                    if process.reason is not None:
+                    if process.reason is not None or process.warm:
                         # What left the killed group may hold the output open for ever.
                         process.force_end_at = time.monotonic() + _END_GRACE_S
                     self.end_if_done(process)
@@ -200,6 +200,8 @@ class ProcessRequests:
 
     def end(self, process: Process) -> None:
         """Tell the end now."""
+        if process.warm:
+            self.streams.drain(process)
         for name in list(process.streams):
             self.streams.close(process, name)
         self.streams.drop_stdin(process)
@@ -305,6 +307,12 @@ class ProcessRequests:
         for pid in self.guard.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def op_kill_all(self, message: Message, body: bytes) -> Message:
+        """Kill every process of the sandbox; its files stay."""
+        self.signal_all(signal.SIGKILL)
+        self.paused_at = None
+        return {}
 
     def op_usage(self, message: Message, body: bytes) -> Message:
         """Return what the sandbox uses now."""

@@ -9,6 +9,7 @@ import pty
 import resource
 import select
 import signal
+import socket
 import struct
 import termios
 import time
@@ -17,7 +18,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from twinkle_isolation._guest import linux
+from twinkle_isolation._guest import linux, warm
 from twinkle_isolation._guest.files import Failure
 from twinkle_isolation._guest.seccomp import Filter
 
@@ -25,6 +26,7 @@ __all__ = ["Launch", "Process", "resize", "start"]
 
 _EXEC_TIMEOUT_S = 5.0
 _WAKE_INTERVAL_S = 0.02
+_LEAST_MOVED_FD = 64
 _BADNESS = b"1000"  # the kernel takes sandboxes before servers, programs before their supervisor
 
 
@@ -74,7 +76,12 @@ class Launch:
 
 @dataclass
 class Process:
-    """One started program."""
+    """One started program.
+
+    Attributes:
+        duplex: Its `stdin` is also one of its `streams` (a terminal, or a control channel).
+        warm: It is a Python function, forked without `execve`.
+    """
 
     id: int
     pid: int
@@ -92,6 +99,11 @@ class Process:
     pending: deque[bytes] = field(default_factory=lambda: deque[bytes]())
     pending_bytes: int = 0
     close_stdin: bool = False
+    warm: bool = False
+
+    @property
+    def duplex(self) -> bool:
+        return self.pty or self.warm
 
     def signal(self, number: int, *, group: bool = True) -> bool:
         """Send a signal to the process group (or the process); False when it is gone."""
@@ -122,23 +134,36 @@ def start(
             made, or it did not begin in time.
     """
     size = request.get("pty")
-    child_fds, streams, stdin = _open_pty(size) if size else _open_pipes(bool(request.get("stdin")))
+    function = request.get("function")
+    if function:
+        child_fds, streams, stdin = _open_control(request.get("outputs", []))
+    elif size:
+        child_fds, streams, stdin = _open_pty(size)
+    else:
+        child_fds, streams, stdin = _open_pipes(bool(request.get("stdin")))
     report_read, report_write = os.pipe()
+
+    def become_program() -> NoReturn:
+        _exec(request, env, cwd, child_fds, report_write, launch=launch, tty=bool(size))
+
     try:
         with launch.as_first_victim():
-            pid = os.fork()
-            if pid == 0:
-                _exec(request, env, cwd, child_fds, report_write, launch=launch, tty=bool(size))
+            if function:
+                pid = warm.fork_on_clean_stack(become_program)
+            else:
+                pid = os.fork()
+                if pid == 0:
+                    become_program()
         os.close(report_write)
         report_write = -1
         report = _read_report(report_read, pid)
     except OSError as error:
-        _close([*streams.values(), *([] if stdin is None or size else [stdin])])
+        _close({*streams.values(), *([] if stdin is None else [stdin])})
         raise Failure("resource_exhausted", f"no new process: {error.strerror}") from error
     finally:
         _close({*child_fds, report_read} | ({report_write} if report_write >= 0 else set()))
     if report:
-        _close([*streams.values(), *([] if stdin is None or size else [stdin])])
+        _close({*streams.values(), *([] if stdin is None else [stdin])})
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)  # it may be stopped on its way out
             os.waitpid(pid, 0)
@@ -155,6 +180,7 @@ def start(
         stdin=stdin,
         deadline=None if timeout is None else now + timeout,
         output_limit=request.get("output_limit"),
+        warm=bool(function),
     )
 
 
@@ -163,7 +189,7 @@ def resize(fd: int, rows: int, columns: int) -> None:
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
-def _open_pipes(with_stdin: bool) -> tuple[tuple[int, int, int], dict[str, int], int | None]:
+def _open_pipes(with_stdin: bool) -> tuple[tuple[int, ...], dict[str, int], int | None]:
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
     if with_stdin:
@@ -173,7 +199,20 @@ def _open_pipes(with_stdin: bool) -> tuple[tuple[int, int, int], dict[str, int],
     return (in_read, out_write, err_write), {"stdout": out_read, "stderr": err_read}, in_write
 
 
-def _open_pty(size: dict[str, int]) -> tuple[tuple[int, int, int], dict[str, int], int]:
+def _open_control(outputs: list[str]) -> tuple[tuple[int, ...], dict[str, int], int]:
+    """Open stdout and stderr, a control channel, and further `outputs` of a function."""
+    child, streams, _ = _open_pipes(False)
+    ours, theirs = socket.socketpair()
+    child = (*child, theirs.detach())
+    streams["control"] = ours.detach()
+    for name in outputs:
+        read, write = os.pipe()
+        child = (*child, write)
+        streams[name] = read
+    return child, streams, streams["control"]
+
+
+def _open_pty(size: dict[str, int]) -> tuple[tuple[int, ...], dict[str, int], int]:
     master, slave = pty.openpty()
     resize(slave, size["rows"], size["cols"])
     return (slave, slave, slave), {"pty": master}, master
@@ -183,7 +222,7 @@ def _exec(
     request: dict[str, Any],
     env: dict[str, str],
     cwd: str,
-    fds: tuple[int, int, int],
+    fds: tuple[int, ...],
     report: int,
     *,
     launch: Launch,
@@ -205,11 +244,15 @@ def _exec(
         ):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
-        # Descriptors 0-2 of the supervisor are /dev/null, so the new ones are all above.
-        for target, fd in enumerate(fds):
-            os.dup2(fd, target, inheritable=True)
         root = launch.root_namespace if request["user"] == "root" else None
-        linux.close_descriptors({0, 1, 2, report, *([] if root is None else [root])})
+        # First out of the way of the numbers they are to have.
+        fds = tuple(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LEAST_MOVED_FD) for fd in fds)
+        report = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, _LEAST_MOVED_FD)
+        if root is not None:
+            root = fcntl.fcntl(root, fcntl.F_DUPFD_CLOEXEC, _LEAST_MOVED_FD)
+        for target, fd in enumerate(fds):
+            os.dup2(fd, target, inheritable=target < warm.CONTROL_FD)
+        linux.close_descriptors({*range(len(fds)), report, *([] if root is None else [root])})
         if tty:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.umask(0o022)
@@ -225,6 +268,11 @@ def _exec(
             # Else the program starts with none: that is what exec does for everybody but user 0.
             linux.drop_capabilities()
         launch.syscalls.install()
+        if request.get("function"):
+            if root is not None:
+                os.close(root)
+            os.close(report)
+            warm.become(request["function"], env, keep=launch)
         os.execve(_find(request["args"][0], env.get("PATH", "")), request["args"], env)
     except (FileNotFoundError, NotADirectoryError):
         _give_up(report, "not_found", f"no such program: {request['args'][0]!r}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import selectors
+import struct
+import termios
 from collections.abc import Callable
 
 from twinkle_isolation._guest.files import Failure
@@ -55,8 +58,11 @@ class Streams:
 
     def _on_output(self, process: Process, name: str, fd: int) -> None:
         """Move one piece of output to the host."""
-        if process.pty and process.pending:
+        if process.duplex and process.pending and fd == process.stdin:
             self.write_stdin(process)
+        if process.warm and fd == process.stdin:
+            # What the program printed before it wrote here comes before it.
+            self.drain(process)
         try:
             data = os.read(fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -67,6 +73,21 @@ class Streams:
             self.close(process, name)
             self._on_drained(process)
             return
+        self._take(process, name, data)
+
+    def drain(self, process: Process) -> None:
+        """Move the output that is there now, without the control channel's."""
+        for name, fd in process.streams.items():
+            if fd == process.stdin:
+                continue
+            (waiting,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
+            while waiting > 0:
+                data = os.read(fd, min(waiting, _CHUNK_BYTES))
+                waiting -= len(data)
+                self._take(process, name, data)
+
+    def _take(self, process: Process, name: str, data: bytes) -> None:
+        """Count a piece of output and send it."""
         process.output_bytes += len(data)
         limit = process.output_limit
         if limit is not None and process.output_bytes > limit:
@@ -122,7 +143,7 @@ class Streams:
             else:
                 process.pending[0] = data[written:]
         watched = fd in self._selector.get_map()
-        if process.pty:
+        if process.duplex:
             if watched:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.pending else 0)
                 self._selector.modify(fd, events, self._selector.get_key(fd).data)
@@ -140,7 +161,7 @@ class Streams:
     def drop_stdin(self, process: Process) -> None:
         """Close a program's input; a terminal's stays, it is the output too."""
         fd = process.stdin
-        if fd is None or process.pty:
+        if fd is None or process.duplex:
             return
         if fd in self._selector.get_map():
             self._selector.unregister(fd)

@@ -18,7 +18,7 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
-from twinkle_isolation._guest import linux, orphans, rootfs
+from twinkle_isolation._guest import linux, orphans, rootfs, warm
 from twinkle_isolation._guest.layout import JailLayout
 from twinkle_isolation._guest.seccomp import filter_for
 from twinkle_isolation._guest.supervisor import Supervisor
@@ -36,6 +36,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request, _, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 0)
     config = json.loads(request)
+    if config["preload"]:
+        warm.prepare(config["paths"], config["preload"])
     zygote = _Zygote(control, config)
     control.send(json.dumps({"ready": True}).encode())
     zygote.serve()
