@@ -119,7 +119,8 @@ def test_lenient_conversion_of_the_server_is_not_cut_short(client: Client) -> No
 
 
 def test_unknown_tool_is_an_observation_with_the_names(client: Client) -> None:
-    with client() as env:
+    tools: Any = [{"type": "function", "function": {"name": "env_action"}}]
+    with client(tools=tools) as env:
         env.reset()
         result = env.step("fly", {})
         assert (result.done, result.info["error_kind"]) == (False, "tool")
@@ -214,15 +215,21 @@ def test_reset_kwargs_attribute_may_change_between_episodes(client: Client) -> N
         assert env.reset(both).observation.startswith("third")
 
 
-def test_ignored_episode_id_is_an_error_unless_allowed(client: Client) -> None:
-    with (
-        client("forgetful") as env,
-        pytest.raises(EnvError, match=r"ignores 'episode_id'.*strict_reset=False"),
-    ):
-        env.reset({"user_data": {"episode_id": "mine"}})
-    with client("forgetful", strict_reset=False) as env:
-        result = env.reset({"user_data": {"episode_id": "mine"}})
-        assert result.info["reset_ignored"] == ["episode_id"]
+@pytest.mark.parametrize("strict", [True, False])
+def test_episode_id_that_the_state_does_not_repeat_is_listed(client: Client, strict: bool) -> None:
+    with client("forgetful", strict_reset=strict) as env:
+        for _ in range(2):
+            result = env.reset({"user_data": {"episode_id": "mine", "seed": 7}})
+            assert result.info["reset_ignored"] == ["episode_id"]
+            assert result.info["reset_unverified"] == ["seed"]
+        assert env.step("env_action", say("x")).error is None
+
+
+def test_server_with_one_action_takes_it_under_any_name(client: Client) -> None:
+    with client() as env:
+        env.reset()
+        assert env.step("move", say("left", 1.0)).reward == 1.0
+        assert env.step("env_action", say("right", 2.0)).info["episode_reward"] == 3.0
 
 
 def test_what_cannot_be_verified_is_listed(client: Client) -> None:
@@ -560,19 +567,22 @@ def test_unknown_reset_argument_is_the_environments_own_complaint(
         env.reset({"user_data": {"reset_kwargs": {"wordlength": 5}}})
 
 
-def test_labels_for_the_grader_are_left_out_where_the_environment_does_not_know_them(
+def test_reset_that_data_of_the_trajectory_may_have_failed_says_how_to_leave_it_out(
     openenv_ports: dict[str, int],
 ) -> None:
     url = f"http://127.0.0.1:{openenv_ports['word_game']}"
     data = {"answer": "crane", "tests": "assert 1", "word_length": 4}
-    with OpenEnvClient("no_such_package", base_url=url) as env:
+    with (
+        OpenEnvClient("no_such_package", base_url=url) as env,
+        pytest.raises(ServerError, match=r"sent answer, tests, word_length.*reset_keys=\["),
+    ):
+        env.reset({"user_data": data})
+    with OpenEnvClient("no_such_package", base_url=url, reset_keys=["word_length"]) as env:
         result = env.reset({"user_data": data})
         assert "4 letters" in result.observation
-        assert result.info["reset_not_taken"] == ["answer", "tests"]
+        assert "reset_not_taken" not in result.info
         with pytest.raises(ServerError, match="word_length is 99"):
             env.reset({"user_data": {**data, "word_length": 99}})
-    with OpenEnvClient("no_such_package", base_url=url, reset_keys=["word_length"]) as env:
-        assert "reset_not_taken" not in env.reset({"user_data": data}).info
 
 
 def test_server_killed_in_a_step_and_started_again(start_servers: Any) -> None:

@@ -120,7 +120,10 @@ def test_package_is_found_by_type(word_game_package: str) -> None:
         assert "4 letters" in result.observation
         assert env.env.state.episode_id == "g1"
         labelled = {"user_data": {"answer": "crane", "word_length": 4}}
-        assert env.reset(labelled).info["reset_not_taken"] == ["answer"]
+        with pytest.raises(EnvError, match=r"no setting 'answer'.*pass reset_keys=\[\.\.\.\]"):
+            env.reset(labelled)
+    with OpenEnv(word_game_package, reset_keys=["word_length"]) as env:
+        env.reset(labelled)
         assert env.env.state.word_length == 4
         step = env.step("any", {"guess": "crane"})
         assert step.error is None

@@ -26,7 +26,6 @@ from twinkle_agentic.envs.openenv.reset_kwargs import (
     ResetKwargs,
     collect_reset_kwargs,
     fit_to_signature,
-    refused_names,
 )
 from twinkle_agentic.envs.openenv.session import backoff_delays
 from twinkle_agentic.envs.openenv.tool_schemas import (
@@ -215,22 +214,6 @@ def test_reset_kwargs_fit_the_signature() -> None:
         fit_to_signature(nothing, kwargs)
     with pytest.raises(EnvError, match="no parameter 'sead': it takes seed"):
         fit_to_signature(strict, ResetKwargs(explicit={"sead": 1}))
-
-
-@pytest.mark.parametrize(
-    ("complaint", "names"),
-    [
-        ("the game has no setting 'answer': it takes seed and size", ["answer"]),
-        ("the environment cannot use 'answer, tests' at reset: it takes seed", ["answer", "tests"]),
-        ("reset() got an unexpected keyword argument 'tests'", ["tests"]),
-        ("size is 99: choose one of 4, 5", []),
-        ("Unknown setting 'size_of_all'", []),
-        ("something else failed for answer", []),
-        ("", []),
-    ],
-)
-def test_names_an_environment_says_it_does_not_know(complaint: str, names: list[str]) -> None:
-    assert refused_names(complaint, ["answer", "tests", "size"]) == names
 
 
 CALL = {"properties": {"tool_name": {}, "arguments": {}, "type": {}}}

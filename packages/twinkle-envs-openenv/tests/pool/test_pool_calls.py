@@ -34,7 +34,7 @@ def test_reset_kwargs_that_the_environment_cannot_take_are_an_error(
 ) -> None:
     pytest.importorskip("openenv", reason="it comes with the embedded extra")
     labels: Any = {"user_data": {"answer": "for the grader"}}
-    with EnvPool(2, env_kwargs={"env_name": word_game_package}) as pool:
+    with EnvPool(2, env_kwargs={"env_name": word_game_package, "reset_keys": []}) as pool:
         assert pool.reset(0, labels, difficulty="easy").error is None
         with pytest.raises(EnvError, match="has no setting 'level_of'"):
             pool.reset(0, labels, level_of="easy")

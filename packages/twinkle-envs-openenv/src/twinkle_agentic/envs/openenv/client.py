@@ -27,7 +27,7 @@ from twinkle_agentic.envs.openenv.rendering import start_error
 from twinkle_agentic.envs.openenv.reset_kwargs import (
     ResetKwargs,
     collect_reset_kwargs,
-    refused_names,
+    offered_hint,
 )
 from twinkle_agentic.envs.openenv.sync_face import SessionClient
 from twinkle_agentic.envs.text import MAX_TEXT_CHARS
@@ -60,9 +60,10 @@ class OpenEnvClient(Adapter):
             declared for.
         action_mapper: `(tool_name, arguments) -> action`, an Action or a dict of its fields; by
             default the arguments are the fields, or the call of an MCP tool.
-        tools: Definitions to show to the model. By default `run_python(code)` where the server's
-            action takes code or does not say; for any other server what it offers: its MCP tools,
-            else one `env_action` with the fields of its action.
+        tools: Definitions to show to the model; other names are then refused. By default
+            `run_python(code)` where the server's action takes code or does not say; for any other
+            server what it offers: its MCP tools, else one `env_action` with the fields of its
+            action. Where there is one action, any name stands for it.
         reset_kwargs: For the server's `reset`; the attribute of that name may be changed between
             episodes. `user_data` of the trajectory adds to them
             (`twinkle_agentic.envs.openenv.reset_kwargs`).
@@ -85,10 +86,9 @@ class OpenEnvClient(Adapter):
         observation_renderer: `observation -> str`, in place of the built-in rendering.
         max_observation_chars: Characters kept of an observation, head and tail; `None` keeps all.
         reset_keys: Keys of `user_data` offered to the server's `reset`; `None` offers all.
-        strict_reset: Fail a reset whose `episode_id` the environment provably ignored. Whatever
-            else cannot be verified is listed in `info["reset_unverified"]`: sent, but the server's
-            state does not show it, and a server drops without a word what its environment does not
-            take. Nothing is to be done where the environment documents the argument.
+        strict_reset: Of no effect here; `OpenEnv` has it. What a server does with an argument of
+            `reset` cannot be known: `info["reset_ignored"]` and `info["reset_unverified"]` list
+            those that its state contradicts or does not show.
 
     Raises:
         ValueError: `env_name` and `env_cls` both or neither; no or a bad address; a limit out of
@@ -199,23 +199,24 @@ class OpenEnvClient(Adapter):
 
         Returns:
             The first observation. `info`: `metadata`, `client_class` (`None` where plain dicts are
-            used, and `client_note` says why), `reset_unverified` and `reset_not_taken` where there
-            is something to say.
+            used, and `client_note` says why); and where they are not empty, `reset_ignored` (the
+            state shows another value), `reset_unverified` (it shows none) and `reset_not_taken`
+            (data of the trajectory that is no JSON, and is not sent).
 
         Raises:
             CapacityError: The server stayed full for `capacity_timeout_s`.
             EnvTimeoutError: No handshake or no answer in time.
             SessionClosedError: The server cannot be reached, or broke the connection.
-            EnvError: The environment could not be built, raised, or ignored the `episode_id`.
+            EnvError: The environment could not be built, or raised.
             ActionRefusedError: The arguments are no JSON, too large, or were refused.
         """
         kwargs, left_out = self._reset_arguments(trajectory)
-        return self._begun(run_sync(self._begin(kwargs, left_out)), left_out)
+        return self._begun(run_sync(self._begin(kwargs)), left_out)
 
     async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode; as `reset`, without blocking the event loop."""
         kwargs, left_out = self._reset_arguments(trajectory)
-        begun = await on_background(self._begin(kwargs, left_out))
+        begun = await on_background(self._begin(kwargs))
         return self._begun(begun, left_out)
 
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
@@ -288,7 +289,7 @@ class OpenEnvClient(Adapter):
         Raises as `reset`.
         """
         self._episode.lose("the reset failed")
-        self._begun(run_sync(self._begin(ResetKwargs(explicit=dict(kwargs)), [])), [])
+        self._begun(run_sync(self._begin(ResetKwargs(explicit=dict(kwargs)))), [])
         return self._last_result
 
     def state(self) -> Any:
@@ -331,31 +332,26 @@ class OpenEnvClient(Adapter):
             del kwargs.offered[name]
         return kwargs, unsendable
 
-    async def _begin(self, kwargs: ResetKwargs, left_out: list[str]) -> Begun:
-        """Start an episode; what the environment says it does not know is left out, and noted."""
-        while True:
-            data = {**kwargs.offered, **kwargs.explicit}
-            frame = encode(MessageType.RESET, data, max_bytes=self._max_action_bytes)
-            try:
-                begun = await self._server.begin(frame, kwargs.explicit)
-                break
-            except ServerError as error:
-                refused = refused_names(str(error), kwargs.offered) if error.session_lives else []
-                if not refused:
-                    raise
-                for name in refused:
-                    del kwargs.offered[name]
-                left_out.extend(refused)
+    async def _begin(self, kwargs: ResetKwargs) -> Begun:
+        """Start an episode."""
+        data = {**kwargs.offered, **kwargs.explicit}
+        frame = encode(MessageType.RESET, data, max_bytes=self._max_action_bytes)
+        try:
+            begun = await self._server.begin(frame, kwargs.explicit)
+        except ServerError as error:
+            if error.session_lives and kwargs.offered:
+                raise ServerError(
+                    f"{error}{offered_hint(kwargs.offered)}",
+                    code=error.code,
+                    session_lives=True,
+                    kind=error.kind,
+                ) from error
+            raise
         if (misfit := self._server.misfit(begun.data)) is not None:
             await self._server.use_plain_dicts(misfit)
         return begun
 
     def _begun(self, begun: Begun, left_out: list[str]) -> StepResult:
-        if begun.ignored and self._strict_reset:
-            raise EnvError(
-                f"the environment on {self.url} ignores {', '.join(map(repr, begun.ignored))} at "
-                "reset, and perhaps other arguments: leave it out, or pass strict_reset=False"
-            )
         raw = self._parsed(begun.data)
         metadata = _metadata(begun.data)
         said = start_error(begun.data.get("observation"), done=bool(raw.done), metadata=metadata)
@@ -369,8 +365,7 @@ class OpenEnvClient(Adapter):
         }
         notes = {
             "client_note": self._server.binding_note,
-            "reset_ignored": begun.ignored,
-            "reset_unverified": begun.unverified,
+            **begun.notes,
             "reset_not_taken": sorted(left_out),
         }
         info.update({key: value for key, value in notes.items() if value})
@@ -383,8 +378,10 @@ class OpenEnvClient(Adapter):
     ) -> StepResult | bytes | Handler:
         """Turn a call into a frame to send, a local handler to run, or the result of neither."""
         arguments = {} if arguments is None else arguments
-        maps_any = self._tools is None and self._action_mapper is not None
-        answer = self._checked(tool_name, arguments, any_name=maps_any)
+        any_name = self._tools is None and (
+            self._action_mapper is not None or self._server.takes_any_tool_name
+        )
+        answer = self._checked(tool_name, arguments, any_name=any_name)
         if answer is not None:
             return answer
         try:

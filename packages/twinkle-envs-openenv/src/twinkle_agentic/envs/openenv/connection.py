@@ -42,13 +42,11 @@ class Begun:
 
     Attributes:
         data: The first answer.
-        ignored: Explicit reset arguments that the environment provably did not take.
-        unverified: Those of which nothing can be said.
+        notes: What the state says of the explicit reset arguments, for `info`.
     """
 
     data: dict[str, Any]
-    ignored: list[str] = field(default_factory=list[str])
-    unverified: list[str] = field(default_factory=list[str])
+    notes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
 class ServerConnection:
@@ -92,7 +90,7 @@ class ServerConnection:
         self._session: Session | None = None
         self._pid = os.getpid()
         self._fits = False
-        self._verified: dict[frozenset[str], list[str]] = {}
+        self._verified: dict[frozenset[str], dict[str, list[str]]] = {}
 
     @property
     def binding(self) -> Binding:
@@ -119,8 +117,7 @@ class ServerConnection:
         data = await session.start(MessageType.RESET, frame, timeout_s=self._message_timeout_s)
         if self._lists_tools:
             await self._offer_tools(session, may_step=True)
-        ignored, unverified = await self._verify(session, explicit)
-        return Begun(data=data, ignored=ignored, unverified=unverified)
+        return Begun(data=data, notes=await self._verify(session, explicit))
 
     async def request(self, kind: MessageType, frame: bytes) -> dict[str, Any]:
         """Send one message of the running episode; from any event loop."""
@@ -136,6 +133,11 @@ class ServerConnection:
         """Ask the server for its tools, before any episode."""
         await self._bind()
         await self._offer_tools(self._own_session(), may_step=False)
+
+    @property
+    def takes_any_tool_name(self) -> bool:
+        """Whether every call is the one action of the server, which lists no tools of its own."""
+        return self._binding is not None and not self._binding.takes_mcp_calls
 
     def misfit(self, data: dict[str, Any]) -> EnvError | None:
         """Return why a class that was found, not asked for, cannot read what the server says."""
@@ -250,15 +252,18 @@ class ServerConnection:
             )
         return tools_from_mcp(listing)
 
-    async def _verify(
-        self, session: Session, explicit: Mapping[str, Any]
-    ) -> tuple[list[str], list[str]]:
-        """Compare reset arguments with the state: a server drops what `reset` does not take."""
+    async def _verify(self, session: Session, explicit: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Compare reset arguments with the state: a server drops what `reset` does not take.
+
+        Returns:
+            `reset_ignored`: the state shows another `episode_id`; `reset_unverified`: it does not
+            show these at all. Neither proves that the environment did not take the argument.
+        """
         if not explicit:
-            return [], []
+            return {}
         names = frozenset(explicit)
         if names in self._verified:  # what an environment takes does not change
-            return [], self._verified[names]
+            return self._verified[names]
         state: dict[str, Any] = {}
         try:
             state = await session.request(
@@ -269,15 +274,18 @@ class ServerConnection:
         except TwinkleEnvError:
             if not session.is_open:
                 raise
-        asked = explicit.get("episode_id")
-        told = state.get("episode_id")
-        if asked is not None and told is not None and str(told) != str(asked):
-            return ["episode_id"], []
+        ignored: list[str] = []
+        asked, found = explicit.get("episode_id"), state.get("episode_id")
+        if asked is not None and found is not None and str(found) != str(asked):
+            ignored.append("episode_id")
         unverified = sorted(
-            name for name, value in explicit.items() if name not in state or state[name] != value
+            name
+            for name, value in explicit.items()
+            if name not in ignored and (name not in state or state[name] != value)
         )
-        self._verified[names] = unverified
-        return [], unverified
+        notes = {"reset_ignored": ignored, "reset_unverified": unverified}
+        self._verified[names] = notes
+        return notes
 
 
 def _listed(answer: Any) -> list[Any] | None:

@@ -25,7 +25,7 @@ from twinkle_agentic.envs.openenv.rendering import start_error
 from twinkle_agentic.envs.openenv.reset_kwargs import (
     collect_reset_kwargs,
     fit_to_signature,
-    refused_names,
+    offered_hint,
 )
 from twinkle_agentic.envs.openenv.runners import method, runner_for
 from twinkle_agentic.envs.openenv.tool_schemas import (
@@ -195,25 +195,17 @@ class OpenEnv(Adapter):
                 self.reset_kwargs, cast("Mapping[str, Any] | None", trajectory), self._reset_keys
             )
             reset = method(self._env, "reset")
-            left_out: list[str] = []
-            while True:
-                arguments, ignored = fit_to_signature(reset, kwargs, strict=self._strict_reset)
-                try:
-                    returned = self._runner.run(reset, **arguments)
-                    break
-                except Exception as error:
-                    refused = refused_names(str(error), kwargs.offered)
-                    if not refused:
-                        log_raised(
-                            error, f"the reset of the environment {type(self._env).__name__}"
-                        )
-                        raise EnvError(
-                            f"reset of {type(self._env).__name__} with {sorted(arguments)} failed: "
-                            f"{type(error).__name__}: {error}"
-                        ) from error
-                    for name in refused:
-                        del kwargs.offered[name]
-                    left_out += refused
+            arguments, ignored = fit_to_signature(reset, kwargs, strict=self._strict_reset)
+            left_out = [name for name in kwargs.offered if name not in arguments]
+            try:
+                returned = self._runner.run(reset, **arguments)
+            except Exception as error:
+                log_raised(error, f"the reset of the environment {type(self._env).__name__}")
+                raise EnvError(
+                    f"reset of {type(self._env).__name__} with {sorted(arguments)} failed: "
+                    f"{type(error).__name__}: {error}"
+                    f"{offered_hint(kwargs.offered.keys() & arguments.keys())}"
+                ) from error
             result = read_result(returned)
             said = start_error(result.observation, done=result.done, metadata=result.metadata)
             if said is not None:
@@ -224,7 +216,6 @@ class OpenEnv(Adapter):
                 self._tools = self._auto_tools()
             self._episode.begin(done=result.done)
             info: dict[str, Any] = {"metadata": result.metadata, "episode_reward": 0.0}
-            left_out += [name for name in kwargs.offered if name not in arguments]
             notes = {"reset_ignored": ignored, "reset_not_taken": sorted(left_out)}
             info.update({name: value for name, value in notes.items() if value})
             return StepResult.scored(text, result.reward, done=result.done, info=info)

@@ -3,15 +3,14 @@
 Explicit: the adapter's `reset_kwargs`, and of the trajectory's `user_data` the keys `seed`,
 `episode_id` and everything under `reset_kwargs`. What the environment cannot take of these is an
 error. Offered: the other keys of `user_data` (or those named by `reset_keys`), labels for the
-grader among them. They reach the environment where its `reset` has such a parameter, or takes any;
-one that it says it does not know is left out, and listed in `info["reset_not_taken"]`. Explicit
-wins over offered, the trajectory over the adapter.
+grader among them. They reach the environment where its `reset` has such a parameter, or takes any.
+An environment that takes any and raises for one it does not know fails the reset: `reset_keys`
+names those to send. Explicit wins over offered, the trajectory over the adapter.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,17 +18,10 @@ from typing import Any, cast
 from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.tools.types import user_data_dict
 
-__all__ = ["ResetKwargs", "collect_reset_kwargs", "fit_to_signature", "refused_names"]
+__all__ = ["ResetKwargs", "collect_reset_kwargs", "fit_to_signature", "offered_hint"]
 
 _ALWAYS_EXPLICIT = ("seed", "episode_id")
 _NESTED = "reset_kwargs"
-
-_NO_SUCH_NAME = re.compile(
-    r"unknown|unexpected|unrecogni[sz]ed|unsupported|not (?:a )?(?:known|valid|supported|accepted)"
-    r"|no (?:such )?(?:setting|parameter|argument|option|keyword|field)|cannot use"
-    r"|(?:does not|doesn't) (?:take|accept|know|support|have)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +70,15 @@ def collect_reset_kwargs(
     return ResetKwargs(explicit=explicit, offered=offered)
 
 
-def refused_names(complaint: str, offered: Iterable[str]) -> list[str]:
-    """Return the offered arguments that an environment's complaint says it does not know.
-
-    Only a complaint about names counts, one about values (`word_length is 99`) does not; nor does
-    what follows the first clause, which often lists the arguments there are.
-    """
-    clause = re.split(r"[:;\n]", complaint, maxsplit=1)[0]
-    if not _NO_SUCH_NAME.search(clause):
-        return []
-    return [name for name in offered if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", clause)]
+def offered_hint(offered: Iterable[str]) -> str:
+    """Return what to do where one of the offered arguments may have failed a reset; or nothing."""
+    names = sorted(offered)
+    if not names:
+        return ""
+    return (
+        f" (user_data also sent {', '.join(names)}: where the environment does not know one of "
+        "them, pass reset_keys=[...] with the names to send)"
+    )
 
 
 def fit_to_signature(
