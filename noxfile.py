@@ -54,7 +54,7 @@ PACKAGES = [
     Package("twinkle-envs-agentenv", "packages/twinkle-envs-agentenv"),
     Package("twinkle-rollout", "packages/twinkle-rollout"),
     Package("twinkle-isolation", "packages/twinkle-isolation", extras=("bubblewrap",)),
-    Package("twinkle-openenv-server", "services/openenv_server"),
+    Package("twinkle-openenv-server", "services/openenv_server", extras=("openenv",)),
     # The service is driven by the unmodified SDK, which comes with the client.
     Package("twinkle-sandbox-server", "services/sandbox_server", beside=("twinkle-envs-agentenv",)),
 ]

@@ -20,7 +20,7 @@ _PR_CAPBSET_DROP = 24
 _CAP_NET_BIND_SERVICE = 10
 
 SERVERS = {
-    "twinkle-openenv-server": [],
+    "twinkle-openenv-server": ["--insecure"],
     "twinkle-sandbox-server": ["--isolation", "process", "--api-key", "key"],
 }
 

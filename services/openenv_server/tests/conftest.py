@@ -48,7 +48,6 @@ def _serve(
     )
     server = Server(process)
     ready = threading.Event()
-    workers = int(command[command.index("--workers") + 1]) if "--workers" in command else 1
 
     def read() -> None:
         assert process.stdout is not None
@@ -59,7 +58,7 @@ def _serve(
             if found:
                 server.port = int(found.group(1))
             started += "Application startup complete" in line
-            if server.port and started >= workers:
+            if server.port and started:
                 ready.set()
         ready.set()  # it has ended
 
@@ -72,7 +71,7 @@ def _serve(
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(40)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -101,7 +100,7 @@ def server(serve: Serve, command: list[str]) -> Iterator[Server]:
     """Run one server with small limits."""
     options = ["--max-concurrent-envs", "4", "--step-timeout-s", "1"]
     options += ["--max-output-chars", "20000", "--max-code-chars", "2000000"]
-    options += ["--worker-memory-mb", "1000"]
+    options += ["--worker-memory-mb", "1000", "--max-queue", "0"]
     with serve([*command, *options]) as running:
         yield running
 
@@ -109,6 +108,6 @@ def server(serve: Serve, command: list[str]) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def fresh_server(serve: Serve, command: list[str]) -> Iterator[Server]:
     """Run one for the tests of memory, which nothing has grown and no step finds short of time."""
-    options = ["--max-concurrent-envs", "4", "--worker-memory-mb", "1000"]
+    options = ["--max-concurrent-envs", "4", "--worker-memory-mb", "1000", "--max-queue", "0"]
     with serve([*command, *options]) as running:
         yield running

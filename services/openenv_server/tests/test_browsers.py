@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from openenv_server.browsers import BrowserGuard
+from openenv_server._access import AccessGuard
 
 LIMIT_S = 20.0
 FOREIGN = ["https://evil.example", "null", "http://127.0.0.1:1", "http://localhost.evil.example"]
@@ -75,13 +76,14 @@ async def _ask(scope: dict[str, Any], allowed: tuple[str, ...]) -> bool:
     async def app(*_: object) -> None:
         passed.append(True)
 
-    async def send(_: object) -> None:
-        passed.append(False)
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            passed.append(False)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request"}
 
-    await BrowserGuard(app, allowed_hosts=allowed)(scope, receive, send)
+    await AccessGuard(app, allowed_hosts=allowed)(scope, receive, send)
     return passed[0]
 
 
@@ -102,5 +104,5 @@ async def test_which_requests_pass(
     address: str, host: str, origin: str | None, allowed: tuple[str, ...], passes: bool
 ) -> None:
     headers = [(b"host", host.encode())] + ([(b"origin", origin.encode())] if origin else [])
-    scope = {"type": "http", "server": (address, 8000), "headers": headers}
+    scope = {"type": "http", "path": "/step", "server": (address, 8000), "headers": headers}
     assert await _ask(scope, allowed) is passes

@@ -30,22 +30,28 @@ def _python(code: str, **env: str) -> str:
     return ended.stdout
 
 
-def test_settings_survive_the_environment() -> None:
+def test_settings_reach_a_worker_as_they_are() -> None:
     settings = Settings(
         max_concurrent_envs=7,
         executor="stock",
         step_timeout_s=0.25,
         extra_imports=("json",),
         allowed_hosts=("a.example",),
+        token=("a-long-secret",),
     )
-    assert Settings.from_environ(settings.to_environ()) == settings
-    assert Settings.from_environ({}) == Settings()
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_arguments_come_before_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_CONCURRENT_ENVS", "7")
+    assert Settings.load().max_concurrent_envs == 7
+    assert Settings.load(max_concurrent_envs="9").max_concurrent_envs == 9
 
 
 def test_settings_and_their_error_pickle() -> None:
     assert pickle.loads(pickle.dumps(Settings())) == Settings()
     with pytest.raises(SettingsError, match="CODE_EXECUTOR is 'x'") as caught:
-        Settings(executor="x")
+        Settings.load(executor="x")
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.setting, str(copy)) == ("CODE_EXECUTOR", str(caught.value))
 

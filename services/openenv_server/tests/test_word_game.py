@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 
-import openenv_server.lean as _lean  # loads openenv without its web interface
-
 FOLDER = Path(__file__).parents[3] / "cookbook" / "rl" / "envs"
 
 
 @pytest.fixture(scope="module")
 def game() -> Iterator[Any]:
     """Import the package from its parent folder."""
-    assert _lean.Environment is not None
     sys.path.insert(0, str(FOLDER))
     package: Any = importlib.import_module("word_game_env")
     environment: Any = importlib.import_module("word_game_env.server.word_game_environment")

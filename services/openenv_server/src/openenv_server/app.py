@@ -1,34 +1,42 @@
-"""The ASGI application: `uvicorn openenv_server.app:app --workers N`.
+"""The ASGI application: `uvicorn openenv_server.app:app`.
 
 Settings come from environment variables (`openenv_server.settings`); a bad one ends the process
-with its name before anything is served.
+with its name before anything is served. Each worker of an ASGI server has its own sessions and its
+own queue; `twinkle-openenv-server --workers` shares them.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
-
+from openenv_server._gate import Admission
 from openenv_server.concurrent import concurrent_app
 from openenv_server.environment import CodingEnvironment
 from openenv_server.memory import return_large_blocks
 from openenv_server.settings import Settings, SettingsError
 from openenv_server.wire import CodeAction, CodeObservation, CodeState
 
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    app: Starlette
+
 __all__ = ["app", "make_app"]
 
 
-def make_app(settings: Settings | None = None) -> FastAPI:
+def make_app(settings: Settings | None = None, *, gate: Admission | None = None) -> Starlette:
     """Make the application of the coding environment.
 
     Args:
         settings: Read from the environment variables when not given.
+        gate: Who is let in, where another process decides that.
 
     Raises:
         SettingsError: An environment variable has a value that cannot be used.
     """
-    chosen = Settings.from_environ() if settings is None else settings
+    chosen = Settings.load() if settings is None else settings
+    return_large_blocks()
     return concurrent_app(
         partial(CodingEnvironment, chosen),
         CodeAction,
@@ -36,12 +44,22 @@ def make_app(settings: Settings | None = None) -> FastAPI:
         CodeState,
         name="coding_env",
         max_concurrent_envs=chosen.max_concurrent_envs,
+        max_queue=chosen.max_queue,
+        queue_timeout_s=chosen.queue_timeout_s,
+        idle_timeout_s=chosen.idle_timeout_s,
+        tokens=chosen.token,
         allowed_hosts=chosen.allowed_hosts,
+        only_loopback=not chosen.insecure,
+        gate=gate,
     )
 
 
-return_large_blocks()
-try:
-    app: FastAPI = make_app()
-except SettingsError as error:
-    raise SystemExit(f"openenv_server: {error}") from None
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        made = make_app()
+    except SettingsError as error:
+        raise SystemExit(f"openenv_server: {error}") from None
+    globals()["app"] = made
+    return made

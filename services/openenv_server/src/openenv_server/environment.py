@@ -105,7 +105,7 @@ class CodingEnvironment(_Base):
 
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
-        self._settings = Settings.from_environ() if settings is None else settings
+        self._settings = Settings.load() if settings is None else settings
         self._replace_executor(None)
 
     def reset(

@@ -1,44 +1,67 @@
-"""`openenv`, loaded without its web interface.
+"""The types an environment is made of, equal to those of OpenEnv, which need not be installed.
 
-`openenv.core` imports gradio, which pulls in pandas and takes half of the server's start, though
-it serves nothing unless `ENABLE_WEB_INTERFACE` is set. `openenv` treats gradio as optional: where
-it cannot be imported, the web interface is off. So it is hidden while `openenv` loads. Afterwards
-gradio imports as usual, and `create_app` still makes the interface where it is asked for.
-
-Everything here that needs `openenv` imports it from this module.
+An environment that imports `openenv` is served as well: the server only calls what is named here.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
 
-from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Action", "Environment", "Observation", "State", "create_app"]
+__all__ = ["Action", "Environment", "Observation", "State"]
 
 
-def _load() -> None:
-    wanted = os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes")
-    if wanted or "gradio" in sys.modules or "openenv.core.env_server" in sys.modules:
-        return
-    modules = cast("dict[str, Any]", sys.modules)
-    modules["gradio"] = None  # Python's own way to say: not importable
-    try:
-        importlib.import_module("openenv.core.env_server")
-    finally:
-        del modules["gradio"]
+class Action(BaseModel):
+    """What a client sends in a step."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Anything else to say.")
 
 
-if not TYPE_CHECKING:
-    _load()
+class Observation(BaseModel):
+    """What a client gets back."""
 
-from openenv.core.env_server import http_server  # noqa: E402  # after gradio is hidden
-from openenv.core.env_server.interfaces import Environment  # noqa: E402
-from openenv.core.env_server.types import Action, Observation, State  # noqa: E402
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
-create_app: Callable[..., FastAPI] = cast("Any", http_server).create_app
-"""OpenEnv's `create_app`, whose own type leaves its generics open."""
+    done: bool = Field(default=False, description="Whether the episode has ended.")
+    reward: bool | int | float | None = Field(default=None, description="Reward of the action.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Anything else to say.")
+
+
+class State(BaseModel):
+    """Where an episode stands."""
+
+    model_config = ConfigDict(extra="allow", validate_assignment=True)
+
+    episode_id: str | None = Field(default=None, description="Name of the episode.")
+    step_count: int = Field(default=0, ge=0, description="Steps taken in it.")
+
+
+_ActionT = TypeVar("_ActionT")
+_ObservationT = TypeVar("_ObservationT")
+_StateT = TypeVar("_StateT")
+
+
+class Environment(ABC, Generic[_ActionT, _ObservationT, _StateT]):
+    """What is served: one object per session, used by one thread at a time."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = False
+
+    @abstractmethod
+    def reset(self, seed: int | None = None, episode_id: str | None = None) -> _ObservationT:
+        """Start an episode."""
+
+    @abstractmethod
+    def step(self, action: _ActionT) -> _ObservationT:
+        """Take one step."""
+
+    @property
+    @abstractmethod
+    def state(self) -> _StateT:
+        """Where the episode stands."""
+
+    def close(self) -> None:  # an environment that holds nothing has nothing to close
+        """Give back what the environment holds."""

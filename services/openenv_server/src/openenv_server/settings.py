@@ -1,22 +1,25 @@
-"""What can be set, from where it is read, and what is refused.
+"""What can be set: each option of the command line, declared once.
 
-Every setting is an environment variable, so that it reaches each worker process; the command line
-sets the same variables. A bad value stops the server before it serves anything.
+A field's name is the option (`max_queue` is `--max-queue`), its description is the help, its alias
+is the environment variable. The command line and `uvicorn openenv_server.app:app` read the same
+variables. A bad value stops the server before it serves anything.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import math
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-__all__ = ["EXECUTOR_NAMES", "Settings", "SettingsError"]
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+__all__ = ["EXECUTOR_NAMES", "Settings", "SettingsError", "variable_of"]
 
 EXECUTOR_NAMES = ("strict", "stock")
 """Values of `CODE_EXECUTOR`; `openenv_server.executors` makes them."""
 
+_PREFIX = "OPENENV_SERVER_"
 _DEFAULT_IMPORTS = (
     "abc",
     "bisect",
@@ -33,7 +36,7 @@ _DEFAULT_IMPORTS = (
 
 
 class SettingsError(ValueError):
-    """A setting has a value the server cannot run with. `setting` is its name."""
+    """A setting has a value the server cannot run with. `setting` is its environment variable."""
 
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(message)
@@ -43,107 +46,205 @@ class SettingsError(ValueError):
         return type(self), (self.setting, str(self))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings of one server process.
+def _split(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip() for part in value.split(",") if part.strip())
 
-    Attributes:
-        max_concurrent_envs: Sessions of one worker process; one more is refused with
-            `CAPACITY_REACHED`. The whole server holds workers times this. 1 to 100,000.
-        executor: `strict` runs code as CPython would or fails the step, so far as the two have been
-            compared; `stock` is the interpreter of OpenEnv's `coding_env` as it is, wrong values
-            included.
-        step_timeout_s: Seconds of wall time for one step, 0.1 to 86,400. It ends code that the
-            interpreter is evaluating; one long call into C runs to its end.
-        max_output_chars: Characters kept of stdout and of stderr, each: head and tail, with a
-            line that says how much is missing. 1,000 to 50,000,000.
-        max_code_chars: A longer piece of code is a failed step. 1,000 to 50,000,000.
-        extra_imports: Modules the code may import besides the interpreter's own list. State they
-            keep for the whole process is shared by all sessions.
-        allowed_hosts: Host names, without port, under which pages in a browser and proxies on this
-            machine may use the server, besides its own (`browsers.py`).
 
-    Raises:
-        SettingsError: A value is out of range; the message names the environment variable.
+def _host_names(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    for host in hosts:
+        if not host or any(character in "/:@* " for character in host):
+            raise ValueError("set it to host names, without scheme and port, with commas between")
+    return hosts
+
+
+def _modules(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError("set it to module names with commas between")
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise ValueError(f"{name!r} is not installed: install it or take it out")
+    return names
+
+
+def _tokens(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    if any(len(token) < 8 or not token.isascii() or " " in token for token in tokens):
+        raise ValueError("set it to a secret of at least 8 ASCII characters without spaces")
+    return tokens
+
+
+_Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+class Settings(BaseSettings):
+    """Settings of one server. Values come from the arguments, else from environment variables.
+
+    `Settings.load(...)` reports a bad value as a `SettingsError`; the constructor raises pydantic's
+    `ValidationError`.
     """
 
-    max_concurrent_envs: int = 64
-    executor: str = "strict"
-    step_timeout_s: float = 30.0
-    max_output_chars: int = 1_000_000
-    max_code_chars: int = 4_000_000
-    extra_imports: tuple[str, ...] = _DEFAULT_IMPORTS
-    allowed_hosts: tuple[str, ...] = ()
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, frozen=True, extra="ignore", validate_by_name=True
+    )
 
-    def __post_init__(self) -> None:
-        _check_int("MAX_CONCURRENT_ENVS", self.max_concurrent_envs, 1, 100_000)
-        _check_int("CODE_MAX_OUTPUT_CHARS", self.max_output_chars, 1_000, 50_000_000)
-        _check_int("CODE_MAX_CODE_CHARS", self.max_code_chars, 1_000, 50_000_000)
-        if not 0.1 <= self.step_timeout_s <= 86_400:  # also refuses NaN
-            raise SettingsError(
-                "CODE_STEP_TIMEOUT_S",
-                f"CODE_STEP_TIMEOUT_S is {self.step_timeout_s!r}: set it to a number of seconds "
-                "from 0.1 to 86400",
+    # Where it listens and who may use it
+
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. The server runs the code it is sent: any address but a "
+        "loopback one needs `--token`, or `--insecure`.",
+    )
+    port: int = Field(
+        default=8000, ge=0, le=65_535, description="Port; 0 takes a free one and prints it."
+    )
+    token: Annotated[_Words, AfterValidator(_tokens)] = Field(
+        default=(),
+        repr=False,
+        description="Secret that clients send as `Authorization: Bearer ...`; several with commas "
+        "between. Use the variable rather than the option: other users of the machine see options "
+        "in the process list.",
+    )
+    insecure: bool = Field(
+        default=False, description="Listen on an address other than loopback without a token."
+    )
+    allowed_hosts: Annotated[_Words, AfterValidator(_host_names)] = Field(
+        default=(),
+        validation_alias="ALLOWED_HOSTS",
+        description="Host names, with commas between, under which pages in a browser and proxies "
+        "on this machine may use a server without a token, besides its own.",
+    )
+
+    # How many, and who waits
+
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Processes that serve connections. They share the sessions and the queue: the "
+        "limits below are those of the whole server.",
+    )
+    max_concurrent_envs: int = Field(
+        default=64,
+        ge=1,
+        le=100_000,
+        validation_alias="MAX_CONCURRENT_ENVS",
+        description="Sessions at a time. Further clients wait in the queue.",
+    )
+    max_queue: int = Field(
+        default=1_000,
+        ge=0,
+        le=100_000,
+        description="Clients that may wait for a session; one more is refused with "
+        "CAPACITY_REACHED. 0 refuses at once when the server is full.",
+    )
+    queue_timeout_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=86_400,
+        description="Seconds a client waits before it is refused with CAPACITY_REACHED. Keep it "
+        "below the message timeout of the clients (60 s in OpenEnv's, 120 s in OpenEnvClient).",
+    )
+    idle_timeout_s: float = Field(
+        default=3_600.0,
+        ge=0,
+        le=31_536_000,
+        description="Seconds without a request after which a session is closed; 0 is no limit.",
+    )
+    ping_interval_s: float = Field(
+        default=20.0,
+        ge=0.5,
+        le=3_600,
+        description="Seconds between two WebSocket pings to each client.",
+    )
+    ping_timeout_s: float = Field(
+        default=20.0,
+        ge=0.5,
+        le=3_600,
+        description="Seconds to wait for the pong. A client whose machine is off gives its slot "
+        "back after interval + timeout; one whose process ended does so at once.",
+    )
+    drain_timeout_s: float = Field(
+        default=20.0,
+        ge=0,
+        le=86_400,
+        description="SIGTERM takes no new sessions, gives the running ones this many seconds, and "
+        "ends the server at most 5 s later. SIGINT (Ctrl-C) does not wait for them.",
+    )
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
+        default="info", description="critical, error, warning, info or debug."
+    )
+
+    # What a session may do
+
+    worker_memory_mb: int = Field(
+        default=4_096,
+        ge=0,
+        le=100_000_000,
+        description="Memory the data of one worker process may take, without what its session "
+        "threads need. 0 is no limit.",
+    )
+
+    executor: Literal["strict", "stock"] = Field(
+        default="strict",
+        validation_alias="CODE_EXECUTOR",
+        description="`strict` does what CPython does or fails the step; `stock` is the interpreter "
+        "of OpenEnv's coding_env, wrong values included.",
+    )
+    step_timeout_s: float = Field(
+        default=30.0,
+        ge=0.1,
+        le=86_400,
+        validation_alias="CODE_STEP_TIMEOUT_S",
+        description="Seconds of wall time for one step.",
+    )
+    max_output_chars: int = Field(
+        default=1_000_000,
+        ge=1_000,
+        le=50_000_000,
+        validation_alias="CODE_MAX_OUTPUT_CHARS",
+        description="Characters kept of stdout and of stderr, each: head and tail.",
+    )
+    max_code_chars: int = Field(
+        default=4_000_000,
+        ge=1_000,
+        le=50_000_000,
+        validation_alias="CODE_MAX_CODE_CHARS",
+        description="Longer code is a failed step; the session lives.",
+    )
+    extra_imports: Annotated[_Words, AfterValidator(_modules)] = Field(
+        default=_DEFAULT_IMPORTS,
+        validation_alias="CODE_EXTRA_IMPORTS",
+        description="Modules the code may import besides the interpreter's own, with commas "
+        "between.",
+    )
+
+    @model_validator(mode="after")
+    def _keep_the_address_closed(self) -> Self:
+        if not self.is_loopback and not self.token and not self.insecure:
+            raise ValueError(
+                f"{_PREFIX}HOST is {self.host!r}, which other machines reach, and the server runs "
+                f"the code it is sent: set a token ({_PREFIX}TOKEN or --token), or --insecure "
+                "where everybody who reaches it may run code here"
             )
-        if self.executor not in EXECUTOR_NAMES:
-            raise SettingsError(
-                "CODE_EXECUTOR",
-                f"CODE_EXECUTOR is {self.executor!r}: set it to one of {', '.join(EXECUTOR_NAMES)}",
-            )
-        for host in self.allowed_hosts:
-            if not host or any(character in "/:@* " for character in host):
-                raise SettingsError(
-                    "ALLOWED_HOSTS",
-                    f"ALLOWED_HOSTS has {host!r}: set it to host names, without scheme and port, "
-                    "with commas between them",
-                )
-        for module in self.extra_imports:
-            if not all(part.isidentifier() for part in module.split(".")):
-                raise SettingsError(
-                    "CODE_EXTRA_IMPORTS",
-                    f"CODE_EXTRA_IMPORTS has {module!r}: set it to module names with commas "
-                    "between them",
-                )
-            if importlib.util.find_spec(module.partition(".")[0]) is None:
-                raise SettingsError(
-                    "CODE_EXTRA_IMPORTS",
-                    f"CODE_EXTRA_IMPORTS has {module!r}, which is not installed: install it or "
-                    "take it out",
-                )
+        return self
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings from environment variables; a variable that is not set is the default.
-
-        Args:
-            environ: Variables to read instead of `os.environ`.
+    def load(cls, **given: Any) -> Settings:
+        """Make settings from arguments and environment variables.
 
         Raises:
-            SettingsError: A variable is empty, no number, or out of range.
+            SettingsError: The first value that is not usable, in one line.
         """
-        env = os.environ if environ is None else environ
-        default = cls()
-        return cls(
-            max_concurrent_envs=_int(env, "MAX_CONCURRENT_ENVS", default.max_concurrent_envs),
-            executor=env.get("CODE_EXECUTOR", default.executor),
-            step_timeout_s=_float(env, "CODE_STEP_TIMEOUT_S", default.step_timeout_s),
-            max_output_chars=_int(env, "CODE_MAX_OUTPUT_CHARS", default.max_output_chars),
-            max_code_chars=_int(env, "CODE_MAX_CODE_CHARS", default.max_code_chars),
-            extra_imports=_list(env, "CODE_EXTRA_IMPORTS", default.extra_imports),
-            allowed_hosts=_list(env, "ALLOWED_HOSTS", default.allowed_hosts),
-        )
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise _settings_error(error) from None
 
-    def to_environ(self) -> dict[str, str]:
-        """Give the variables from which `from_environ` makes equal settings."""
-        return {
-            "MAX_CONCURRENT_ENVS": str(self.max_concurrent_envs),
-            "CODE_EXECUTOR": self.executor,
-            "CODE_STEP_TIMEOUT_S": repr(self.step_timeout_s),
-            "CODE_MAX_OUTPUT_CHARS": str(self.max_output_chars),
-            "CODE_MAX_CODE_CHARS": str(self.max_code_chars),
-            "CODE_EXTRA_IMPORTS": ",".join(self.extra_imports),
-            "ALLOWED_HOSTS": ",".join(self.allowed_hosts),
-        }
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches `host`."""
+        return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
 
     @property
     def max_message_bytes(self) -> int:
@@ -151,39 +252,36 @@ class Settings:
         return max(32 * 2**20, 6 * self.max_code_chars + 2**20)
 
 
-def _check_int(setting: str, value: object, low: int, high: int) -> None:
-    # bool is an int: MAX_CONCURRENT_ENVS=True would be 1
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise SettingsError(
-            setting, f"{setting} is {value!r}: set it to a whole number from {low} to {high}"
-        )
+def variable_of(name: str) -> str:
+    """Return the environment variable of a field."""
+    alias = Settings.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else _PREFIX + name.upper()
 
 
-def _int(env: Mapping[str, str], setting: str, default: int) -> int:
-    found = env.get(setting)
-    if found is None:
-        return default
-    try:
-        return int(found)
-    except ValueError:
-        raise SettingsError(setting, f"{setting} is {found!r}: set it to a whole number") from None
+def _settings_error(error: ValidationError) -> SettingsError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    said = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # of more than one field
+        return SettingsError(said.partition(" ")[0], said)
+    # The place is the field's name where the value was an argument, else the variable.
+    place = str(first["loc"][0])
+    names = {variable_of(name): name for name in Settings.model_fields}
+    name = names.get(place, place)
+    field = Settings.model_fields[name]
+    wanted = said if first["type"] == "value_error" else f"set it to {_wanted(field)}"
+    found = first["input"]
+    option = f"--{name.replace('_', '-')}"
+    text = f"{variable_of(name)} is {found!r}: {wanted} ({option})"
+    return SettingsError(variable_of(name), text)
 
 
-def _list(env: Mapping[str, str], setting: str, default: tuple[str, ...]) -> tuple[str, ...]:
-    found = env.get(setting)
-    if found is None:
-        return default
-    return tuple(part.strip() for part in found.split(",") if part.strip())
-
-
-def _float(env: Mapping[str, str], setting: str, default: float) -> float:
-    found = env.get(setting)
-    if found is None:
-        return default
-    try:
-        value = float(found)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise SettingsError(setting, f"{setting} is {found!r}: set it to a number")
-    return value
+def _wanted(field: FieldInfo) -> str:
+    kind: Any = field.annotation
+    if kind is bool:
+        return "true or false"
+    if kind not in (int, float):
+        return "one of " + ", ".join(getattr(kind, "__args__", ()))
+    limits = {type(limit).__name__: limit for limit in field.metadata}
+    low, high = limits["Ge"].ge, limits["Le"].le
+    noun = "a whole number" if kind is int else "a number"
+    return f"{noun} from {low:g} to {high:g}" if kind is float else f"{noun} from {low} to {high}"
