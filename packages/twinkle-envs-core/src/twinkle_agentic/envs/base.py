@@ -80,6 +80,17 @@ class Env(ABC):
         """Release everything the env holds; calling it again does nothing."""
         return None
 
+    async def aacquire(self) -> None:
+        """Wait for what `reset` needs and other episodes hold, such as a slot of a pool.
+
+        A rollout awaits it before `areset`, and counts the wait against none of the limits of the
+        episode: it has a limit of its own. Does nothing by default, and where it is held already.
+
+        Raises:
+            TwinkleEnvError: It was not to be had in time.
+        """
+        return None
+
     async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode without blocking the event loop; as `reset`."""
         return await run_blocking(self.reset, trajectory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from twinkle_agentic.envs.base import StepResult, overrides_evaluate
+from twinkle_agentic.envs.base import Env, StepResult, overrides_evaluate
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.rollout.env_session import (
@@ -198,11 +197,10 @@ class EnvLife:
 
 async def _wait_for_slot(env: Any) -> float:
     """Wait for the slot of a leased env, which has a limit of its own; return how long (s)."""
-    hold_slot = getattr(env, "hold_slot", None)
-    if not inspect.iscoroutinefunction(hold_slot):  # some objects have an answer for any name
+    if not isinstance(env, Env):
         return 0.0
     started = time.monotonic()
-    await hold_slot()
+    await env.aacquire()
     return time.monotonic() - started
 
 

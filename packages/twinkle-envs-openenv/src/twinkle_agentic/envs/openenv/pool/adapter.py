@@ -70,7 +70,7 @@ class EnvPoolAdapter(Env):
 
     async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode without blocking the event loop; as `reset`."""
-        await self.hold_slot()
+        await self.aacquire()
         self._begin()
         return self._started(*await self._pool.areset_with_tools(self._held(), trajectory))
 
@@ -94,7 +94,7 @@ class EnvPoolAdapter(Env):
             self._tools = self._pool.tools(self.slot)
         return list(self._tools)
 
-    async def hold_slot(self) -> None:
+    async def aacquire(self) -> None:
         """Wait for the slot of this lease where none is held yet.
 
         Raises:

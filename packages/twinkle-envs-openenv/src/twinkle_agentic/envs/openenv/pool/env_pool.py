@@ -263,7 +263,7 @@ class EnvPool(BatchCalls):
             PoolError: No slot became free in time (`kind` is `capacity`), or the pool is closed.
         """
         adapter = self.lease(timeout_s=timeout_s)
-        await adapter.hold_slot()
+        await adapter.aacquire()
         return adapter
 
     def acquire(self, timeout_s: float | None = None) -> int:
