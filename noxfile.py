@@ -33,6 +33,8 @@ os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 # after `--` they do not (for `-s` and `--pdb`).
 SIDE_BY_SIDE = ("-n", "2", "--dist", "worksteal")
 
+PYTHONS = ("3.11", "3.12", "3.13")  # what a release is tried on; each must be on this machine
+
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 
@@ -144,6 +146,37 @@ def wheels(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build what is published, check it, and run quickstart from it alone on each Python.
+
+    Leaves the distributions and a bill of materials (CycloneDX, of what quickstart installs) in
+    dist/. Publishes nothing.
+    """
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.run_install("uv", "build", "--all-packages", "-o", str(DIST), external=True)
+    session.install("twine>=6", "check-wheel-contents>=0.6", "cyclonedx-bom>=7", "towncrier>=24.8")
+    built = sorted(DIST.glob("*.whl")) + sorted(DIST.glob("*.tar.gz"))
+    assert len(built) == 2 * len(PACKAGES), f"built {[path.name for path in built]}"
+    session.run("twine", "check", "--strict", *map(str, built))
+    # W002: several packages have an empty py.typed. W004: a namespace has no __init__.py.
+    wheels = [str(path) for path in built if path.suffix == ".whl"]
+    session.run("check-wheel-contents", "--ignore", "W002,W004", *wheels)
+    for package in PACKAGES:
+        folder = ROOT / package.folder
+        draft = ["--config", str(ROOT / "towncrier.toml"), "--dir", str(folder)]
+        session.run("towncrier", "build", "--draft", "--version", "0", *draft, silent=True)
+    for version in PYTHONS:
+        python = _fresh_environment(session, f"release-{version}", "--python", version)
+        _install(session, python, "twinkle-rollout[quickstart]")
+        out = str(Path(session.create_tmp()) / f"quickstart-{version}")
+        session.run(
+            str(python.parent / "twinkle-rollout"), "quickstart", "--out", out, external=True
+        )
+    bill = ["--output-reproducible", "--output-file", str(DIST / "sbom.json"), str(python)]
+    session.run("cyclonedx-py", "environment", *bill)
+
+
+@nox.session(default=False)
 @nox.parametrize("package", [nox.param(p.name, id=p.name) for p in PACKAGES])
 def lowest(session: nox.Session, package: str) -> None:
     """A package's tests on the oldest versions of what it requires (slow: not part of `nox`)."""
@@ -173,9 +206,9 @@ def _own(package: Package, candidates: list[str]) -> list[str]:
     return [path for path in candidates if any(path.endswith(BY_NAME[w].folder) for w in wanted)]
 
 
-def _fresh_environment(session: nox.Session, name: str) -> Path:
+def _fresh_environment(session: nox.Session, name: str, *options: str) -> Path:
     folder = Path(session.create_tmp()) / f"env-{name}"
-    session.run("uv", "venv", "--clear", "-q", str(folder), external=True)
+    session.run("uv", "venv", "--clear", "-q", *options, str(folder), external=True)
     return folder / "bin/python"
 
 
