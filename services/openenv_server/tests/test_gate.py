@@ -69,13 +69,16 @@ async def test_a_free_slot_goes_to_the_client_that_holds_fewest(side: Side) -> N
         for ticket in held:
             ticket.release()
         await _until(lambda: len(order) == 2)
-        # "greedy" still held one session when "first" was let in, and none after that.
-        assert order == ["first", "greedy"]
+        assert order == ["first", "second"]
         (await waiting[2]).release()
         await _until(lambda: len(order) == 3)
-        assert order[2] == "second"  # the second of "greedy" waited longer, but that holds one
+        assert order[2] == "greedy"  # it was let in before "first" was
+        (await waiting[3]).release()
+        await _until(lambda: len(order) == 4)
+        assert order[3] == "first"  # "greedy" holds one
         for task in waiting:
             (await task).release()
+        assert gate.now().queue == 0
         await gate.wait_empty()
 
 

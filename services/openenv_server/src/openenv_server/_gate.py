@@ -1,8 +1,8 @@
 """Admission: how many sessions at a time, who waits, who is next.
 
 A free slot goes to the waiting client that holds the fewest sessions, and among equals to the one
-that has waited longest: a client with 500 connections does not keep out one that wants a single
-session. One `Gate` belongs to one event loop.
+that got its last session longest ago: a client with 500 connections does not keep out one that
+wants a single session. One `Gate` belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class Gate:
         self._max_queue = max_queue
         self._queue_timeout_s = queue_timeout_s
         self._held: Counter[str] = Counter()
+        self._admitted: dict[str, int] = {}  # when a client was let in last; by number
+        self._count = 0
         self._sessions = 0
         self._waiting: list[_Waiter] = []  # in the order of arrival
         self._draining = False
@@ -148,6 +150,7 @@ class Gate:
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
+                self._forget(client)
             done = waiter.future.done() and not waiter.future.cancelled()
             if not taken and done and waiter.future.exception() is None:
                 # Admitted at the moment the wait ended: the next one gets the slot.
@@ -168,19 +171,29 @@ class Gate:
     def _admit(self, client: str) -> Ticket:
         self._sessions += 1
         self._held[client] += 1
+        self._count += 1
+        self._admitted[client] = self._count
         self._empty.clear()
         return Ticket(lambda: self._give_back(client))
+
+    def _forget(self, client: str) -> None:
+        if client not in self._held and all(each.client != client for each in self._waiting):
+            self._admitted.pop(client, None)
+
+    def _share(self, waiter: _Waiter) -> tuple[int, int]:
+        client = waiter.client
+        return self._held[client], self._admitted.get(client, 0)
 
     def _give_back(self, client: str) -> None:
         self._sessions -= 1
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
+        self._forget(client)
         if not self._sessions:
             self._empty.set()
         while self._waiting and self._sessions < self._limit:
-            # min takes the first of equals, which has waited longest
-            chosen = min(self._waiting, key=lambda waiter: self._held[waiter.client])
+            chosen = min(self._waiting, key=self._share)
             self._waiting.remove(chosen)
             if not chosen.future.done():
                 chosen.future.set_result(self._admit(chosen.client))
