@@ -177,7 +177,7 @@ def child(what: str, port: int, sessions: int, steps: int) -> list[float]:
 
 
 def run_child(what: str, port: int, sessions: int, steps: int) -> None:
-    from twinkle_agentic.envs.background import run_sync
+    from twinkle_agentic._aio.loop import run_sync
 
     result: Any
     match what:

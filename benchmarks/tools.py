@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from twinkle_agentic._aio.threads import ThreadPool
 from twinkle_agentic.envs import Env, EnvTool, StepResult
 from twinkle_agentic.tools import FunctionTool, Tool, ToolInfo, ToolManager
-from twinkle_agentic.tools.threads import ThreadPool
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

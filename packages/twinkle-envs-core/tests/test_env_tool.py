@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from twinkle_agentic._aio.threads import ThreadPool, use_pool
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool, EpisodeRecord
 from twinkle_agentic.envs.errors import SessionClosedError
 from twinkle_agentic.tools import ToolManager
-from twinkle_agentic.tools.threads import ThreadPool, use_pool
 
 WAIT_S = 30.0
 SOON_S = 0.01  # a limit that is meant to pass

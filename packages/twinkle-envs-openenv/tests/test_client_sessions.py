@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic._aio.loop import background_loop
+from twinkle_agentic._aio.mailbox import Mailbox
+from twinkle_agentic._aio.threads import ThreadPool, use_pool
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import SessionClosedError
 from twinkle_agentic.envs.openenv import OpenEnvClient
-from twinkle_agentic.tools.mailbox import Mailbox
-from twinkle_agentic.tools.threads import ThreadPool, use_pool
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -176,15 +176,6 @@ def test_an_exception_without_a_text_is_the_envs_own_failure(api: Any, method: s
     assert "UnprintableError" in odd["error"]
 
 
-def test_an_exception_that_exits_as_it_is_printed_is_a_failed_step(api: Any) -> None:
-    class ExitingError(Exception):
-        def __str__(self) -> str:
-            raise SystemExit(3)
-
-    (out,) = play(api, Panicking("astep", ExitingError))
-    assert (out["stop_reason"], out["reward"]) == ("env_error", None)
-
-
 class OnlyAsyncClose(Panicking):
     """Is reset too late, and can be closed by its coroutine only."""
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic._aio.loop import background_loop
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.protocol import API, SamplingParams

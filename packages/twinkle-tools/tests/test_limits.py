@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.tools.limits import MAX_LIMIT_S, check_count, check_limit
+from twinkle_agentic._aio.limits import MAX_LIMIT_S, check_count, check_limit
 
 BAD: list[Any] = [float("nan"), float("inf"), float("-inf"), -1, True, "5", [1], 1e10, 10**400]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from twinkle_agentic.tools.mailbox import Mailbox
+from twinkle_agentic._aio.mailbox import Mailbox
 
 WAIT_S = 30.0
 

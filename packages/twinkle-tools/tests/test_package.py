@@ -4,21 +4,6 @@ import importlib
 import subprocess
 import sys
 
-import pytest
-
-MODULES = [
-    "arguments",
-    "base",
-    "coroutines",
-    "function_tool",
-    "outcome",
-    "registration",
-    "text",
-    "threads",
-    "tool_manager",
-    "types",
-]
-
 
 def test_package_exports_what_it_says() -> None:
     package = importlib.import_module("twinkle_agentic.tools")
@@ -34,13 +19,6 @@ def test_package_exports_what_it_says() -> None:
         "Trajectory",
     }
     assert all(hasattr(package, name) for name in package.__all__)
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_module_exports_exist(name: str) -> None:
-    module = importlib.import_module(f"twinkle_agentic.tools.{name}")
-    assert module.__all__
-    assert all(hasattr(module, exported) for exported in module.__all__)
 
 
 def test_import_loads_neither_the_validator_nor_pydantic() -> None:

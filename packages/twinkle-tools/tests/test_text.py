@@ -224,7 +224,7 @@ class Lost(dict[str, int]):
 
 class Broken(list[int]):
     def __iter__(self) -> Any:
-        raise SystemExit(3)
+        raise RuntimeError("broken")
 
     __repr__ = __str__ = lambda self: "broken"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from twinkle_agentic._aio.threads import ThreadPool, use_pool
 from twinkle_agentic.tools import FunctionTool, Tool, ToolInfo, ToolManager, ToolOutcome
-from twinkle_agentic.tools.threads import ThreadPool, use_pool
 
 WAIT_S = 30.0
 SOON_S = 0.01  # a limit that is meant to pass

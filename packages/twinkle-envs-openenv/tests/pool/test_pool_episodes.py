@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.background import background_loop, run_sync
+from twinkle_agentic._aio.loop import background_loop, run_sync
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import EnvTimeoutError, WorkerLostError
 from twinkle_agentic.envs.openenv.pool import EnvPool

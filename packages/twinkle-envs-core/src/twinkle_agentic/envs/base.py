@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
+from twinkle_agentic._aio.bounded import finish_async
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.step_result import StepResult, as_step_result
-from twinkle_agentic.tools.coroutines import finish_async
-from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 __all__ = ["Env", "StepResult", "as_step_result", "episode_number", "overrides_evaluate"]

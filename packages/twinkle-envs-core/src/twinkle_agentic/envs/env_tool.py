@@ -7,19 +7,18 @@ The tools made by one `EnvTool.from_env` share one episode record: whichever act
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from twinkle_agentic._aio.bounded import is_cancelled, is_ctrl_c
+from twinkle_agentic._aio.limits import check_limit
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_number
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.tools.base import Tool
-from twinkle_agentic.tools.coroutines import is_cancelled, is_ctrl_c
-from twinkle_agentic.tools.limits import check_limit
-from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["EnvTool", "EpisodeRecord"]
@@ -257,11 +256,3 @@ def _function_of(info: object, env: object) -> dict[str, Any]:
         f"tools() of {type(env).__name__} must give definitions with a function name, "
         f"found {info!r}"
     )
-
-
-def _forget_after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # whoever held it stayed in the parent
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.limits import check_count, check_limit
+from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.errors import ApiConnectionError, ApiError, ApiTimeoutError
 from twinkle_agentic.protocol.fields import fields_of
@@ -17,7 +18,6 @@ from twinkle_agentic.protocol.reply import Completion, read_completion
 from twinkle_agentic.protocol.request import request_body
 from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.protocol.transport import HttpTransport, connection_limit, proxy_for
-from twinkle_agentic.tools.limits import check_count, check_limit
 from twinkle_agentic.tools.types import Message, Trajectory
 
 __all__ = ["OpenAI"]

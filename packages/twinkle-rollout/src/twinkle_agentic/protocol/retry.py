@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from twinkle_agentic._aio.limits import check_count, check_limit
 from twinkle_agentic.protocol.errors import ApiError
-from twinkle_agentic.tools.limits import check_count, check_limit
 
 __all__ = ["RetryPolicy", "parse_retry_after"]
 

@@ -16,12 +16,12 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
+from twinkle_agentic._aio.net import is_loopback
 from twinkle_agentic.protocol.errors import (
     ApiConnectionError,
     ApiErrorKind,
     ApiReplyError,
 )
-from twinkle_agentic.tools.hosts import is_loopback
 
 __all__ = ["HttpTransport", "connection_limit", "proxy_for"]
 

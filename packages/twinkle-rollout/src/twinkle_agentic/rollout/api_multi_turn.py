@@ -10,8 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.bounded import bounded, must_propagate
+from twinkle_agentic._aio.limits import check_count
+from twinkle_agentic._aio.loop import run_sync
+from twinkle_agentic._aio.threads import ThreadPool
 from twinkle_agentic.protocol.sampling import SamplingParams
+from twinkle_agentic.rollout._gc import raised_gc_threshold
 from twinkle_agentic.rollout.asking import Ask
 from twinkle_agentic.rollout.attempts import play
 from twinkle_agentic.rollout.base import Rollout
@@ -26,16 +30,11 @@ from twinkle_agentic.rollout.checks import (
     resolve_managers,
     tools_or_envs,
 )
-from twinkle_agentic.rollout.collector import rarer_collections
 from twinkle_agentic.rollout.env_life import EnvPlan, EnvThreads
 from twinkle_agentic.rollout.episode import Plan
 from twinkle_agentic.rollout.finished import FinishedTrajectory
 from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
-from twinkle_agentic.rollout.waiting import bounded
-from twinkle_agentic.tools.coroutines import is_told_to_end
-from twinkle_agentic.tools.limits import check_count
-from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = ["APIMultiTurnRollout"]
 
@@ -299,7 +298,7 @@ class APIMultiTurnRollout(Rollout):
             return out
 
         async with plan.ask.lease():
-            with rarer_collections():
+            with raised_gc_threshold():
                 tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
                 return cast("list[FinishedTrajectory]", await _all(tasks))
 
@@ -349,6 +348,6 @@ async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -
             await bounded(answer, _CALLBACK_S)
     except BaseException as error:
         # Cancelled by itself it fails like any other, but not cancelled with us or by Ctrl-C.
-        if is_told_to_end(error):
+        if must_propagate(error):
             raise
         logger.exception("on_done failed")

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, cast
 
+from twinkle_agentic._aio.bounded import Deadline, bounded
+from twinkle_agentic._aio.threads import ThreadPool
 from twinkle_agentic.envs.errors import TwinkleEnvError
 from twinkle_agentic.protocol.errors import ApiError
 from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.protocol.reply import Completion, error_of
 from twinkle_agentic.rollout.types import Failure
-from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.text import to_text
-from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = ["Ask", "failure_of"]
 

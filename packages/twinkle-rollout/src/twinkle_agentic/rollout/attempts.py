@@ -9,9 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from twinkle_agentic._aio.bounded import Deadline, must_propagate
 from twinkle_agentic.rollout.episode import Episode, Plan
-from twinkle_agentic.rollout.waiting import Deadline
-from twinkle_agentic.tools.coroutines import is_told_to_end
 
 __all__ = ["play"]
 
@@ -57,7 +56,7 @@ async def _contained(episode: Episode) -> dict[str, Any]:
     try:
         return await episode.run()
     except BaseException as error:
-        if is_told_to_end(error):
+        if must_propagate(error):
             raise
         # A fault of ours, or an exception that nothing expects to be raised, must cost one
         # trajectory, not the batch.

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.tool_turn import env_tools
-from twinkle_agentic.tools.limits import check_count
 
 __all__ = [
     "check_attempts",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from twinkle_agentic._aio.bounded import Deadline, bounded
+from twinkle_agentic._aio.threads import ThreadPool, run_blocking, use_pool
 from twinkle_agentic.envs.base import Env, StepResult, overrides_evaluate
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError
@@ -27,8 +29,6 @@ from twinkle_agentic.rollout.types import (
     ResetObservation,
     StopReason,
 )
-from twinkle_agentic.rollout.waiting import Deadline, bounded
-from twinkle_agentic.tools.threads import ThreadPool, run_blocking, use_pool
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["NO_TIMING", "EnvLife", "EnvPlan", "EnvThreads", "check_return"]

@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, cast
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.bounded import bounded, ended, finish, finish_async
+from twinkle_agentic._aio.loop import run_sync
+from twinkle_agentic._aio.threads import ThreadPool, current_pool, use_pool
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
 from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.rollout.types import EnvFactory, ResetObservation
-from twinkle_agentic.rollout.waiting import bounded, ended
-from twinkle_agentic.tools.coroutines import finish, finish_async
 from twinkle_agentic.tools.outcome import describe_error
-from twinkle_agentic.tools.threads import ThreadPool, current_pool, use_pool
 
 __all__ = [
     "add_observation",

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from twinkle_agentic._aio.bounded import Deadline
+from twinkle_agentic._aio.threads import ThreadPool, use_pool
 from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.rollout.asking import Ask, failure_of
 from twinkle_agentic.rollout.env_life import NO_TIMING, EnvLife, EnvPlan, check_return
@@ -17,9 +19,7 @@ from twinkle_agentic.rollout.tokens import TokenLog
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.transcript import Transcript
 from twinkle_agentic.rollout.types import Failure, Limits, StopReason
-from twinkle_agentic.rollout.waiting import Deadline
 from twinkle_agentic.tools.outcome import describe_error
-from twinkle_agentic.tools.threads import ThreadPool, use_pool
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["Episode", "Plan"]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout.base import Rollout
 from twinkle_agentic.rollout.checks import (
@@ -23,7 +24,6 @@ from twinkle_agentic.rollout.sampled_run import SampledRun
 from twinkle_agentic.rollout.structural import Sampler, Template
 from twinkle_agentic.rollout.trace import TraceWriter, trace_record
 from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
-from twinkle_agentic.tools.limits import check_count
 
 __all__ = ["MultiTurnRollout"]
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.loop import run_sync
+from twinkle_agentic._aio.threads import ThreadPool, use_pool
 from twinkle_agentic.rollout.sampled_run import SampledRun
 from twinkle_agentic.rollout.structural import SampledSequence, Sampler, SampleResponse
 from twinkle_agentic.rollout.types import Limits
-from twinkle_agentic.tools.threads import ThreadPool, use_pool
 
 __all__ = ["SampledBatch"]
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from twinkle_agentic._aio.bounded import Deadline, must_propagate
 from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.rollout.asking import failure_of
@@ -16,8 +17,6 @@ from twinkle_agentic.rollout.history import GIVEN_UP, NOT_EXECUTED, looks_like_c
 from twinkle_agentic.rollout.structural import SampledSequence, Template
 from twinkle_agentic.rollout.tool_turn import Toolbox, run_calls
 from twinkle_agentic.rollout.types import Failure, StopReason
-from twinkle_agentic.rollout.waiting import Deadline
-from twinkle_agentic.tools.coroutines import is_told_to_end
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.tool_manager import ToolManager
 
@@ -84,7 +83,7 @@ class SampledRun:
             if self.trajectory.get("tools") is None:
                 self.trajectory = {**self.trajectory, "tools": self.toolbox.manager.tool_infos()}
         except BaseException as error:
-            if is_told_to_end(error):
+            if must_propagate(error):
                 raise
             log_raised(error, "making or resetting an env")
             self._end_by_env(failure_of(error, default="env"))
@@ -143,7 +142,7 @@ class SampledRun:
                 self.toolbox, self.calls, tool_timeout_s=tool_timeout_s, deadline=Deadline(None)
             )
         except BaseException as error:
-            if is_told_to_end(error):
+            if must_propagate(error):
                 raise
             logger.exception("trajectory %d ended by an unexpected error", self.number)
             self.failure = Failure(describe_error(error), "internal")
@@ -173,7 +172,7 @@ class SampledRun:
             if self.turns and self.stop and not self.stop.infrastructure and self._env.scores:
                 self._eval_reward = await self._env.score(self._outcome({}))
         except BaseException as error:
-            if is_told_to_end(error):
+            if must_propagate(error):
                 raise
             log_raised(error, "the evaluate of an env")
             self._end_by_env(failure_of(error, default="env"))

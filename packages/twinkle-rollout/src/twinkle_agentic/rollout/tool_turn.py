@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from twinkle_agentic._aio.bounded import Deadline, bounded
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.rollout.history import NOT_EXECUTED
 from twinkle_agentic.rollout.types import Failure
-from twinkle_agentic.rollout.waiting import Deadline, bounded
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.text import to_text
-from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["StepLog", "Toolbox", "env_tools", "failure_in", "run_calls"]

@@ -94,7 +94,7 @@ class TraceWriter:
             text = json.dumps(to_jsonable(record), ensure_ascii=False, indent=2)
             _replace(path, text.encode("utf-8", "backslashreplace"))
             return str(path), None
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             problem = describe_error(error)
             logger.warning("the trace of trajectory %d was not written: %s", position, problem)
             return None, problem

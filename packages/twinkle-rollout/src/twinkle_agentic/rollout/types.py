@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from twinkle_agentic.tools.limits import check_count, check_limit
+from twinkle_agentic._aio.limits import check_count, check_limit
 from twinkle_agentic.tools.types import user_data_dict
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from twinkle_agentic.tools.threads import run_blocking
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["Tool", "ToolInfo"]

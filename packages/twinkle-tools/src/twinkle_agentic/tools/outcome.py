@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from twinkle_agentic._aio.threads import BlockingCallError
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, to_text
-from twinkle_agentic.tools.threads import BlockingCallError
 
 __all__ = ["ToolErrorKind", "ToolOutcome", "describe_error", "refused", "what_was_raised"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from twinkle_agentic._aio.limits import check_limit
 from twinkle_agentic.tools.arguments import Validate, compile_schema
-from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["Entry", "make_entry", "name_of", "renamed"]

@@ -40,14 +40,14 @@ def to_text(value: object, *, max_chars: int | None = MAX_TEXT_CHARS) -> str:
     elif isinstance(value, (dict, list, tuple)):
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (Exception, SystemExit):  # something JSON does not know
+        except Exception:  # something JSON does not know
             text = _json_text(cast("object", value))
     elif isinstance(value, (bytes, bytearray, memoryview)):
         text = _decoded(cast("Buffer", value))
     else:
         try:
             text = _json_text(value) if _is_structured(value) else _printed(value)
-        except (Exception, SystemExit):  # of its own methods
+        except Exception:  # of its own methods
             text = _printed(value)
     if max_chars is not None:
         text = truncate_middle(text, max_chars)
@@ -126,7 +126,7 @@ def _convert(value: Any, path: tuple[int, ...]) -> Any:
         return "<nested too deeply>"
     try:
         return _convert_inside(value, (*path, id(value)))
-    except (Exception, SystemExit):  # of its own methods
+    except Exception:  # of its own methods
         return _printed(value)
 
 
@@ -208,5 +208,5 @@ def _number(value: float) -> float | str:
 def _printed(value: object) -> str:
     try:
         return str(value)
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         return f"<{type(value).__name__} that cannot be printed: {type(error).__name__}>"

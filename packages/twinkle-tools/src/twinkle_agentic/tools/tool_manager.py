@@ -13,14 +13,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, cast
 
+from twinkle_agentic._aio.bounded import (
+    cancel_without_waiting,
+    finish,
+    finish_async,
+    is_cancelled,
+    is_ctrl_c,
+)
+from twinkle_agentic._aio.limits import check_limit
+from twinkle_agentic._aio.threads import ThreadPool, current_pool, run_blocking
 from twinkle_agentic.tools.arguments import ArgumentsError, parse_arguments
 from twinkle_agentic.tools.base import Tool
-from twinkle_agentic.tools.coroutines import finish, finish_async, is_cancelled, is_ctrl_c, let_go
-from twinkle_agentic.tools.limits import check_limit
 from twinkle_agentic.tools.outcome import ToolErrorKind, ToolOutcome, describe_error, refused
 from twinkle_agentic.tools.registration import Entry, make_entry, name_of, renamed
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, to_text
-from twinkle_agentic.tools.threads import ThreadPool, current_pool, run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
 logger = logging.getLogger(__name__)
@@ -193,7 +199,7 @@ class ToolManager:
         try:
             await asyncio.wait({task}, timeout=timeout_s)
         except BaseException:
-            let_go(task)
+            cancel_without_waiting(task)
             raise
         if task.done():
             try:
@@ -201,7 +207,7 @@ class ToolManager:
             # Whoever runs the loop has the first already, and the second would seem to end us.
             except (KeyboardInterrupt, GeneratorExit) as error:
                 return self._failed(ready, error)
-        let_go(task)
+        cancel_without_waiting(task)
         return self._timed_out(ready, timeout_s)
 
     def _prepare(self, tool_call: object) -> _Ready | ToolOutcome:

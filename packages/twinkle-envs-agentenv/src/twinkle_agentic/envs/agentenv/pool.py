@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from twinkle_agentic._aio.threads import ThreadPool
 from twinkle_agentic.envs.agentenv.types import SandboxSpec
 from twinkle_agentic.envs.errors import PoolError
-from twinkle_agentic.tools.threads import ThreadPool
 
 if TYPE_CHECKING:
     from twinkle_agentic.envs.agentenv.env import AgentEnv

@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from twinkle_agentic._aio.threads import ThreadPool
 from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError
-from twinkle_agentic.tools.threads import ThreadPool
 
 __all__ = [
     "check_process",

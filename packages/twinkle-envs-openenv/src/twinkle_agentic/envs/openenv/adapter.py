@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
+from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.envs.openenv.episode import Episode
@@ -12,7 +13,6 @@ from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
 from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation
 from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
 from twinkle_agentic.envs.text import to_text, truncate_middle
-from twinkle_agentic.tools.limits import check_count
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["ActionMapper", "Adapter", "require_one_name"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from twinkle_agentic.tools.hosts import is_loopback
+from twinkle_agentic._aio.net import is_loopback
 
 __all__ = ["ServerAddress"]
 

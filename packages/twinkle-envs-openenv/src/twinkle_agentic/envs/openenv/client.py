@@ -12,7 +12,10 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.bounded import finish, finish_async
+from twinkle_agentic._aio.limits import check_count
+from twinkle_agentic._aio.loop import run_sync
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import EnvError, ErrorKind, SessionClosedError, TwinkleEnvError
 from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter, require_one_name
@@ -31,9 +34,6 @@ from twinkle_agentic.envs.openenv.reset_kwargs import (
 )
 from twinkle_agentic.envs.openenv.sync_face import SessionClient
 from twinkle_agentic.envs.text import MAX_TEXT_CHARS
-from twinkle_agentic.tools.coroutines import finish, finish_async
-from twinkle_agentic.tools.limits import check_count
-from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 __all__ = ["OpenEnvClient"]

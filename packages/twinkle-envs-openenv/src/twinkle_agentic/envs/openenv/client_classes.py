@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.openenv.importing import is_importable, load_object
 from twinkle_agentic.envs.openenv.link_settings import HEEDED
-from twinkle_agentic.tools.threads import run_blocking
 
 __all__ = ["Resolved", "make_client", "resolve_client_class"]
 

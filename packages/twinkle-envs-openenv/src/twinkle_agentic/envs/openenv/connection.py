@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.errors import EnvError, SessionClosedError, TwinkleEnvError
 from twinkle_agentic.envs.openenv.bindings import Binding, TypedBinding, WireBinding
 from twinkle_agentic.envs.openenv.client_classes import make_client, resolve_client_class
@@ -27,7 +28,6 @@ from twinkle_agentic.envs.openenv.tool_schemas import (
     tool_from_action,
     tools_from_mcp,
 )
-from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["Begun", "ServerConnection"]

@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Literal, cast
 
+from twinkle_agentic._aio.bounded import finish
+from twinkle_agentic._aio.limits import check_limit
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import StepResult, episode_number
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError, ErrorKind, TwinkleEnvError
 from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter, require_one_name
@@ -37,9 +40,6 @@ from twinkle_agentic.envs.openenv.tool_schemas import (
 )
 from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.envs.text import MAX_TEXT_CHARS
-from twinkle_agentic.tools.coroutines import finish
-from twinkle_agentic.tools.limits import check_limit
-from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 __all__ = ["OpenEnv"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic._aio.loop import background_loop
 
 __all__ = ["on_background"]
 

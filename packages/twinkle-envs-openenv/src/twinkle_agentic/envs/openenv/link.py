@@ -20,7 +20,7 @@ from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
-from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic._aio.loop import background_loop
 from twinkle_agentic.envs.errors import (
     CapacityError,
     EnvTimeoutError,

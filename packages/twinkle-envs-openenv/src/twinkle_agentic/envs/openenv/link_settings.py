@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from twinkle_agentic._aio.limits import check_count, check_limit
 from twinkle_agentic.envs.openenv.address import ServerAddress
-from twinkle_agentic.tools.limits import check_count, check_limit
 
 __all__ = ["HEEDED", "LinkSettings", "link_settings"]
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from twinkle_agentic._aio.mailbox import Mailbox, mailbox_of
 from twinkle_agentic.envs.errors import (
     CapacityError,
     EnvTimeoutError,
@@ -24,7 +25,6 @@ from twinkle_agentic.envs.errors import (
 from twinkle_agentic.envs.openenv.link import Exchange, Link, lost_error
 from twinkle_agentic.envs.openenv.link_settings import LinkSettings
 from twinkle_agentic.envs.openenv.protocol import MessageType
-from twinkle_agentic.tools.mailbox import Mailbox, mailbox_of
 
 __all__ = ["Session", "backoff_delays"]
 

@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 
-_LARGEST = 1e9  # `MAX_LIMIT_S` of twinkle_agentic.tools.limits, which takes time to import
+_LARGEST = 1e9  # `MAX_LIMIT_S` of twinkle_agentic._aio.limits, which takes time to import
 
 
 def _finite(value: float | None) -> float | None:

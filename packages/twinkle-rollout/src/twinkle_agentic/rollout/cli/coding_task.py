@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import EnvError, TwinkleEnvError
 from twinkle_agentic.envs.openenv import ActionRefusedError, OpenEnvClient, ServerError

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.loop import run_sync
+from twinkle_agentic._aio.net import is_loopback
 from twinkle_agentic.protocol.fields import fields_of
-from twinkle_agentic.tools.hosts import is_loopback
 
 if TYPE_CHECKING:
     import httpx

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic._aio.loop import background_loop
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import PoolError
 from twinkle_agentic.tools.types import ToolInfo, Trajectory

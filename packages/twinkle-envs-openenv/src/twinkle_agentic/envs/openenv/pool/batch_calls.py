@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.limits import check_count, check_limit
+from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
 from twinkle_agentic.envs.openenv.pool.requests import RequestMaker
 from twinkle_agentic.envs.openenv.pool.stragglers import Stragglers
 from twinkle_agentic.envs.openenv.pool.wire import as_result
-from twinkle_agentic.tools.limits import check_count, check_limit
 from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["BatchCalls"]

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.limits import check_count, check_limit
+from twinkle_agentic._aio.loop import run_sync
+from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.openenv.pool.adapter import EnvPoolAdapter, ScoringAdapter
 from twinkle_agentic.envs.openenv.pool.at_exit import close_at_exit
@@ -22,8 +24,6 @@ from twinkle_agentic.envs.openenv.pool.start import cut_into_shards, start_worke
 from twinkle_agentic.envs.openenv.pool.stats import WorkerStats, collect_stats
 from twinkle_agentic.envs.openenv.pool.stragglers import Stragglers
 from twinkle_agentic.envs.openenv.pool.wire import as_result, value_or_raise
-from twinkle_agentic.tools.limits import check_count, check_limit
-from twinkle_agentic.tools.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 logger = logging.getLogger(__name__)

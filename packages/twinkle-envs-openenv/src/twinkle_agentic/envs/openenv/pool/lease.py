@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 
+from twinkle_agentic._aio.limits import check_limit
 from twinkle_agentic.envs.errors import ErrorKind, PoolError
-from twinkle_agentic.tools.limits import check_limit
 
 __all__ = ["Leases"]
 

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from twinkle_agentic._aio.bounded import finish
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
 from twinkle_agentic.envs.openenv.pool.wire import Failure, Op, failure_of
-from twinkle_agentic.tools.coroutines import finish
 
 __all__ = ["Life"]
 

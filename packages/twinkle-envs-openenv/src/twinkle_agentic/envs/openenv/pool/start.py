@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from twinkle_agentic.envs.background import run_sync
+from twinkle_agentic._aio.limits import check_count
+from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError, WorkerLostError
 from twinkle_agentic.envs.openenv.pool.factory import EnvFactory, refuse_network_client
 from twinkle_agentic.envs.openenv.pool.init_ray import import_ray
@@ -16,7 +17,6 @@ from twinkle_agentic.envs.openenv.pool.local_workers import LocalWorkers
 from twinkle_agentic.envs.openenv.pool.ray_workers import RayWorkers
 from twinkle_agentic.envs.openenv.pool.wire import Failure, unpack_reply
 from twinkle_agentic.envs.openenv.pool.workers import Workers
-from twinkle_agentic.tools.limits import check_count
 
 __all__ = ["FirstEnv", "cut_into_shards", "start_workers"]
 

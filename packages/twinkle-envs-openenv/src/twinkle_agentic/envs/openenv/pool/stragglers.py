@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from twinkle_agentic.envs.background import background_loop
+from twinkle_agentic._aio.loop import background_loop
 from twinkle_agentic.envs.openenv.hop import on_background
 from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
 from twinkle_agentic.envs.openenv.pool.wire import Failure, SlotRequest, pack_request

@@ -1,8 +1,7 @@
-"""Blocking calls beside an event loop: daemon threads, reused, and given up when they hang.
+"""Blocking calls beside an event loop: daemon threads, reused, and abandoned when they hang.
 
-`concurrent.futures.ThreadPoolExecutor` joins its threads at interpreter exit and lets one call
-that never returns take a thread for good. Tools and environments are other people's code, so both
-happen.
+`concurrent.futures.ThreadPoolExecutor` joins its threads at interpreter exit, and a call that never
+returns takes one of them for good. Tools and environments are foreign code, so both happen.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import concurrent.futures
 import contextlib
 import contextvars
 import logging
-import os
 import queue
 import threading
 import time
@@ -22,9 +20,8 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakSet
 
-from twinkle_agentic.tools.mailbox import Mailbox, mailbox_of
+from twinkle_agentic._aio.mailbox import Mailbox, mailbox_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _IDLE_EXIT_S = 30.0  # an idle thread ends by itself after this long
-_WAKE_LIMIT_S = 1.0  # a worker not at the queue by then is not waited for (Ctrl-C cut its waking)
+_WAKE_LIMIT_S = 1.0  # then another worker is woken, for Ctrl-C may have cut the wake-up
 
 
 class BlockingCallError(RuntimeError):
@@ -51,13 +48,11 @@ class ThreadPool:
 
     Threads start on demand, are reused, and end after 30 s without work. Further calls queue in
     order. `abandon` gives up on a running call: its place is free at once, its thread ends whenever
-    the call returns, and it never delays the exit of the interpreter. Thread-safe. A forked child
-    starts with an empty pool: the calls of the parent stay in the parent.
+    the call returns, and it never delays the exit of the interpreter. Thread-safe.
 
-    One thread at a time is on its way to the queue; once there it calls the next. A burst of calls
-    that return at once is so served by a few threads, and a burst of calls that block still gets a
-    thread each: waking hundreds at once, which then fight for one interpreter lock, costs several
-    times as much.
+    Workers are woken one at a time, each wakes the next. A burst of calls that return at once is
+    served by a few threads, a burst of calls that block still gets a thread each; waking hundreds
+    at once, which then compete for the interpreter lock, costs twice as much (measured).
 
     Raises:
         ValueError: `max_threads` is below 1.
@@ -67,8 +62,13 @@ class ThreadPool:
         if max_threads < 1:
             raise ValueError(f"max_threads must be at least 1, found {max_threads}")
         self.max_threads = max_threads
-        self._empty()
-        _pools.add(self)
+        # Reentrant: a finalizer that runs while it is held may submit a call.
+        self._lock = threading.RLock()
+        self._idle: dict[_Worker, None] = {}
+        self._waiting: OrderedDict[_Call, None] = OrderedDict()
+        self._busy = 0  # calls that hold a place
+        self._woken_at: float | None = None  # of a worker that has not looked at the queue yet
+        self._abandoned = 0
 
     @property
     def abandoned(self) -> int:
@@ -82,24 +82,14 @@ class ThreadPool:
         the call has started.
 
         Raises:
-            RuntimeError: The system gives no thread, and no call runs whose thread comes free.
+            RuntimeError: The system gives no thread, and no call runs whose thread becomes free.
         """
         call = _Call(self, function, args, kwargs)
-        try:
-            with self._lock:
-                self._waiting[call] = None
-                worker = self._next_worker()
-            self._wake(worker)
-        except BaseException as error:  # no further thread, or Ctrl-C
-            if isinstance(error, RuntimeError) and self._threads_will_come():
-                return call
-            with self._lock:
-                refused = self._waiting.pop(call, self) is None
-                self._woken_at = None
-                worker = self._next_worker()  # others may have counted on the one that failed
-            self._wake_or_fail(worker)
-            if refused or not isinstance(error, RuntimeError):
-                raise  # else a worker has taken it meanwhile
+        with self._lock:
+            self._waiting[call] = None
+            worker = self._next_worker()
+        if not self._wake(worker) and not self._busy and self.forget(call):
+            raise RuntimeError("the system gives no thread for a blocking call")
         return call
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -107,7 +97,7 @@ class ThreadPool:
 
         Raises:
             BlockingCallError: The call raised something that an event loop takes for its own.
-            RuntimeError: The system gives no thread, and no call runs whose thread comes free.
+            RuntimeError: The system gives no thread, and no call runs whose thread becomes free.
             Exception: Whatever else the call raises.
         """
         loop = asyncio.get_running_loop()
@@ -141,9 +131,9 @@ class ThreadPool:
             count = self._abandoned
             self._busy -= 1
             worker = self._next_worker()
-        if count & (count - 1) == 0:  # at 1, 2, 4, 8, ...: a thousand given up at once are no news
+        if count & (count - 1) == 0:  # at 1, 2, 4, 8, ...: not once per call
             logger.warning("%d abandoned calls still hold a thread each", count)
-        self._wake_or_fail(worker)
+        self._wake(worker)
 
     def forget(self, call: _Call) -> bool:
         """Take a call out of the queue; returns whether it was there."""
@@ -176,7 +166,7 @@ class ThreadPool:
             else:
                 self._idle[worker] = None
             following = self._next_worker()
-        self._wake_or_fail(following)
+        self._wake(following)
         return call
 
     def retire(self, worker: _Worker) -> bool:
@@ -194,53 +184,19 @@ class ThreadPool:
         self._woken_at = now
         return self._idle.popitem()[0] if self._idle else _Worker(self)
 
-    def _wake(self, worker: _Worker | None) -> None:
+    def _wake(self, worker: _Worker | None) -> bool:
+        """Wake a worker, if one is given; returns False where the system gives no thread."""
         if worker is None:
-            return
+            return True
         try:
             worker.wake()
-        except BaseException:  # the next event wakes another one
-            with self._lock:
-                self._woken_at = None
-            raise
-
-    def _wake_or_fail(self, worker: _Worker | None) -> None:
-        """Wake a worker; without one, and with no call running, the oldest call fails with that."""
-        while worker is not None:
-            try:
-                self._wake(worker)
-            except RuntimeError as error:
-                if self._threads_will_come():
-                    return
-                with self._lock:
-                    call = self._waiting.popitem(last=False)[0] if self._waiting else None
-                    worker = self._next_worker()
-                if call is not None:
-                    call.fail(error)
-            else:
-                return
-
-    def _threads_will_come(self) -> bool:
-        """Tell whether queued calls get the threads of running ones, for want of new ones."""
-        with self._lock:
-            coming, said = self._busy > 0, self._short_of_threads
-            self._short_of_threads = said or coming
-        if coming and not said:
+        except RuntimeError as error:
+            self._woken_at = None
             logger.warning(
-                "the system gives no further thread: calls wait for those that run (%d)", self._busy
+                "no further thread (%s): calls wait for the %d that run", error, self._busy
             )
-        return coming
-
-    def _empty(self) -> None:
-        # Reentrant: a finalizer that is run while it is held may give a call, too.
-        self._lock = threading.RLock()
-        self._idle: dict[_Worker, None] = {}
-        self._waiting: OrderedDict[_Call, None] = OrderedDict()
-        self._busy = 0  # calls that hold a place
-        # When the worker was woken that has not looked at the queue yet.
-        self._woken_at: float | None = None
-        self._abandoned = 0
-        self._short_of_threads = False  # it has been said
+            return False
+        return True
 
 
 class _Call(Future[Any]):
@@ -266,11 +222,6 @@ class _Call(Future[Any]):
         if self.pool.forget(self):
             self.set_running_or_notify_cancel()  # no worker will
         return True
-
-    def fail(self, error: BaseException) -> None:
-        self._work = None
-        if self.set_running_or_notify_cancel():
-            self._end(None, error)
 
     def run(self) -> None:
         if not self.set_running_or_notify_cancel() or self._work is None:
@@ -345,12 +296,12 @@ class _Worker:
             except queue.Empty:
                 if self._pool.retire(self):
                     return
-                # It has just been woken: the bell comes later, or never where Ctrl-C cut that.
+                # It has just been woken: the bell comes later, or never after Ctrl-C.
 
 
 def _deliver(mailbox: Mailbox, waiter: asyncio.Future[Any], call: Future[Any]) -> None:
     """Bring the outcome of a call to the loop that awaits it."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop is closed
         mailbox.post(_settle, waiter, call)
 
 
@@ -365,7 +316,6 @@ def _settle(waiter: asyncio.Future[Any], call: Future[Any]) -> None:
         waiter.set_result(call.result())
 
 
-_pools: WeakSet[ThreadPool] = WeakSet()
 _default = ThreadPool()
 _current: ContextVar[ThreadPool | None] = ContextVar("twinkle_thread_pool", default=None)
 
@@ -386,11 +336,3 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     Cancellation abandons the call: the awaiting task goes on at once, the thread ends when it can.
     """
     return await current_pool().run(function, *args, **kwargs)
-
-
-def _empty_after_fork() -> None:
-    for pool in list(_pools):
-        pool._empty()  # pyright: ignore[reportPrivateUsage]  # the threads stayed in the parent
-
-
-os.register_at_fork(after_in_child=_empty_after_fork)

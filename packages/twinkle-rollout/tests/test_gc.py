@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from twinkle_agentic.rollout import APIMultiTurnRollout
-from twinkle_agentic.rollout.collector import rarer_collections
+from twinkle_agentic.rollout._gc import raised_gc_threshold
 from twinkle_agentic.tools import ToolManager
 
 DEFAULT = (700, 10, 10)
@@ -36,15 +35,15 @@ def test_a_rollout_raises_the_threshold_and_gives_it_back(api: Any, echo: ToolMa
 
 
 def test_the_last_of_several_rollouts_gives_it_back() -> None:
-    with rarer_collections():
-        with rarer_collections():
+    with raised_gc_threshold():
+        with raised_gc_threshold():
             raised = gc.get_threshold()
         assert gc.get_threshold() == raised != DEFAULT
     assert gc.get_threshold() == DEFAULT
 
 
 def test_it_is_given_back_after_an_error() -> None:
-    with pytest.raises(ValueError, match="boom"), rarer_collections():
+    with pytest.raises(ValueError, match="boom"), raised_gc_threshold():
         raise ValueError("boom")
     assert gc.get_threshold() == DEFAULT
 
@@ -52,21 +51,12 @@ def test_it_is_given_back_after_an_error() -> None:
 @pytest.mark.parametrize("own", [(0, 10, 10), (50_000, 5, 5)])
 def test_what_the_user_chose_stays(own: tuple[int, int, int]) -> None:
     gc.set_threshold(*own)
-    with rarer_collections():
+    with raised_gc_threshold():
         assert gc.get_threshold() == own
     assert gc.get_threshold() == own
 
 
 def test_what_is_chosen_meanwhile_is_not_taken_back() -> None:
-    with rarer_collections():
+    with raised_gc_threshold():
         gc.set_threshold(1_000, 11, 12)
     assert gc.get_threshold() == (1_000, 11, 12)
-
-
-def test_a_forked_child_has_the_threshold_of_before() -> None:
-    with rarer_collections():
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if gc.get_threshold() == DEFAULT else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert gc.get_threshold() == DEFAULT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import weakref
 from collections import deque
@@ -87,11 +86,3 @@ def mailbox_of(loop: asyncio.AbstractEventLoop) -> Mailbox:
         with _lock:
             box = _mailboxes.setdefault(loop, Mailbox(loop))
     return box
-
-
-def _forget_after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)

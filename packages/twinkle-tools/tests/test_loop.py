@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.background import background_loop, run_sync
+from twinkle_agentic._aio.loop import background_loop, run_sync
 
 WAIT_S = 30.0
 
@@ -50,11 +50,11 @@ def test_coroutine_gives_its_value() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_coroutine_raises_in_the_caller_and_the_loop_goes_on(error: BaseException) -> None:
-    thread = run_sync(value(None)) or threading.current_thread()
+    loop = background_loop()
     with pytest.raises(type(error), match=str(error)):
         run_sync(fail(error))
     assert run_sync(value("still there")) == "still there"
-    assert thread.is_alive()
+    assert background_loop() is loop
 
 
 def test_coroutine_that_was_cancelled_raises_in_the_caller() -> None:
@@ -178,41 +178,10 @@ def test_ctrl_c_cancels_the_coroutine_and_waits_for_its_clean_up() -> None:
     assert run_sync(value(1)) == 1
 
 
-def test_ctrl_c_before_the_coroutine_starts_returns_at_once() -> None:
-    ended = run_script("""
-        import asyncio, gc, os, signal, sys, threading, time
-        from twinkle_agentic.envs.background import background_loop, run_sync
-
-        go = threading.Event()
-        def waiting():
-            frame = sys._current_frames()[threading.main_thread().ident]
-            while frame is not None and frame.f_code.co_name != "run_sync":
-                frame = frame.f_back
-            return frame is not None and "call" in frame.f_locals
-        def block():  # the loop is busy, so the coroutine cannot start
-            while not waiting():
-                go.wait(0.01)
-            os.kill(os.getpid(), signal.SIGINT)
-            go.wait(20)
-        background_loop().call_soon_threadsafe(block)
-        ran = []
-        async def work():
-            ran.append(1)
-        threading.Timer(0.3, go.set).start()
-        start = time.monotonic()
-        try:
-            run_sync(work())
-        except KeyboardInterrupt:
-            print("interrupted", ran, time.monotonic() - start < 4)
-        gc.collect()
-    """)
-    assert (ended.stdout, ended.stderr) == ("interrupted [] True\n", "")
-
-
 def test_clean_up_that_never_ends_does_not_hold_ctrl_c() -> None:
     ended = run_script("""
         import asyncio, os, signal
-        from twinkle_agentic.envs.background import run_sync
+        from twinkle_agentic._aio.loop import run_sync
         async def stubborn():
             os.kill(os.getpid(), signal.SIGINT)
             while True:
@@ -231,7 +200,7 @@ def test_clean_up_that_never_ends_does_not_hold_ctrl_c() -> None:
 def test_finalizer_that_needs_the_loop_while_it_is_made_does_not_hang() -> None:
     ended = run_script("""
         import asyncio, faulthandler, threading
-        from twinkle_agentic.envs.background import run_sync
+        from twinkle_agentic._aio.loop import run_sync
         faulthandler.dump_traceback_later(20, exit=True)
         make = asyncio.new_event_loop
         async def value():
@@ -249,7 +218,7 @@ def test_finalizer_that_needs_the_loop_while_it_is_made_does_not_hang() -> None:
 def test_interpreter_exits_while_a_coroutine_hangs() -> None:
     ended = run_script("""
         import asyncio, threading
-        from twinkle_agentic.envs.background import run_sync
+        from twinkle_agentic._aio.loop import run_sync
         started = threading.Event()
         async def hang():
             started.set()
@@ -259,41 +228,6 @@ def test_interpreter_exits_while_a_coroutine_hangs() -> None:
         print("leaving")
     """)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "leaving\n", "")
-
-
-def test_forked_child_has_its_own_loop_and_the_parents_goes_on() -> None:
-    ended = run_script("""
-        import asyncio, gc, os, warnings
-        from twinkle_agentic.envs.background import background_loop, run_sync
-        async def read(fd):
-            loop, done = asyncio.get_running_loop(), asyncio.Event()
-            loop.add_reader(fd, done.set)
-            try:
-                await asyncio.wait_for(done.wait(), 10)
-            finally:
-                loop.remove_reader(fd)
-            return os.read(fd, 10)
-        r, w = os.pipe()
-        os.write(w, b"one")
-        assert run_sync(read(r)) == b"one"
-        parents = id(background_loop())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            gc.collect()
-            rc, wc = os.pipe()
-            os.write(wc, b"child")
-            assert run_sync(read(rc)) == b"child"
-            assert id(background_loop()) != parents
-            gc.collect()
-            os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-        os.write(w, b"two")
-        assert run_sync(read(r)) == b"two"
-        print("ok")
-    """)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ok\n", "")
 
 
 def test_thousand_sessions_cost_one_thread() -> None:

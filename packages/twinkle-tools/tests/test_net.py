@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinkle_agentic.tools.hosts import is_loopback
+from twinkle_agentic._aio.net import is_loopback
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost.", "a.localhost", "127.8.0.1", "::1"])

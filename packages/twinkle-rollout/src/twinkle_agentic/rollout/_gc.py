@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import threading
 from collections.abc import Generator
 
-__all__ = ["rarer_collections"]
+__all__ = ["raised_gc_threshold"]
 
 # New containers before Python looks for cycles among them. Episodes in flight are hundreds of
 # thousands of containers in no cycle, and at Python's 700 going through them again and again takes
@@ -21,11 +20,11 @@ _before: tuple[int, int, int] | None = None  # of the process, where it was chan
 
 
 @contextlib.contextmanager
-def rarer_collections() -> Generator[None]:
+def raised_gc_threshold() -> Generator[None]:
     """Raise the first threshold of `gc` for a block; the last of several blocks restores it.
 
-    A threshold that is higher, or 0 (collection turned off), stays, and one that was set within the
-    block, by whomever, is not taken back.
+    A threshold that is higher, or 0 (collection turned off), stays, and so does one that was set
+    within the block.
     """
     _enter()
     try:
@@ -52,14 +51,3 @@ def _leave() -> None:
             if gc.get_threshold() == (_NEW_OBJECTS, *_before[1:]):
                 gc.set_threshold(*_before)
             _before = None
-
-
-def _forget_after_fork() -> None:
-    """Let no child be without a lock, nor with the threshold of a rollout it does not run."""
-    global _lock, _holders
-    _lock = threading.Lock()
-    _holders = 1
-    _leave()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
@@ -21,15 +20,14 @@ T = TypeVar("T")
 _SIGNAL_CHECK_S = 0.5
 _CLEAN_UP_S = 5.0  # how long an interrupted call waits for its coroutine to clean up
 
-# Reentrant: a finalizer that is run while it is held may need the loop, too.
+# Reentrant: a finalizer that runs while it is held may need the loop, too.
 _lock = threading.RLock()
 _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
-_of_the_parent: list[object] = []
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the process-wide loop, started on first use and again in a forked child."""
+    """Return the process-wide loop, started on first use."""
     global _loop, _thread
     with _lock:
         if _loop is not None and _is_served():
@@ -132,15 +130,3 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         except (SystemExit, KeyboardInterrupt) as error:
             # Some coroutine raised it. Its own caller gets it; all others need the loop.
             logger.debug("a coroutine on the background loop raised %r", error)
-
-
-def _forget_after_fork() -> None:
-    global _loop, _thread, _lock
-    # The thread stayed in the parent. The loop must not even be closed here: the kernel object
-    # behind its selector is shared, and the parent's loop would lose its descriptors.
-    _of_the_parent.append((_loop, _thread))
-    _loop = _thread = None
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
