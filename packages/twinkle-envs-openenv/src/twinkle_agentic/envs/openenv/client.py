@@ -9,7 +9,8 @@ import inspect
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from twinkle_agentic._aio.bounded import finish, finish_async
@@ -18,6 +19,7 @@ from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import EnvError, ErrorKind, SessionClosedError, TwinkleEnvError
+from twinkle_agentic.envs.openenv._servers import Servers
 from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter, require_one_name
 from twinkle_agentic.envs.openenv.address import ServerAddress
 from twinkle_agentic.envs.openenv.connection import Begun, ServerConnection
@@ -55,7 +57,9 @@ class OpenEnvClient(Adapter):
             /schema`. `reset` says which in `info["client_class"]`. Reward and done are the server's
             own, whatever the client class makes of them.
         env_cls: The client class, or `module:Class`, in place of `env_name`.
-        base_url: `http(s)://` or `ws(s)://`; by default `$OPENENV_BASE_URL`.
+        base_url: `http(s)://` or `ws(s)://`; by default `$OPENENV_BASE_URL`. With several (in the
+            variable with commas between), each new session goes to the server with the most room,
+            or past one that is down; a session stays where it is.
         action_cls: The Action class, or `module:Class`; by default the one the client class is
             declared for.
         action_mapper: `(tool_name, arguments) -> action`, an Action or a dict of its fields; by
@@ -81,6 +85,8 @@ class OpenEnvClient(Adapter):
         max_message_bytes: Largest answer taken; a larger one loses the session.
         max_action_bytes: Largest message sent; a larger action is refused and the session lives.
         headers: Extra HTTP headers.
+        token: Secret of the server, sent as `Authorization: Bearer ...`; by default
+            `$OPENENV_TOKEN`.
         proxy: `True` asks the environment (`HTTP_PROXY`...), `None` uses none, a URL is the proxy.
             A server on this machine is reached without asking the environment.
         observation_renderer: `observation -> str`, in place of the built-in rendering.
@@ -104,7 +110,7 @@ class OpenEnvClient(Adapter):
         self,
         env_name: str | None = None,
         env_cls: str | type | None = None,
-        base_url: str | None = None,
+        base_url: str | Sequence[str] | None = None,
         action_cls: Any = None,
         action_mapper: ActionMapper | None = None,
         tools: list[ToolInfo] | None = None,
@@ -120,6 +126,7 @@ class OpenEnvClient(Adapter):
         max_message_bytes: int = 100 * 2**20,
         max_action_bytes: int = MAX_ACTION_BYTES,
         headers: Mapping[str, str] | None = None,
+        token: str | None = None,
         proxy: str | bool | None = True,
         observation_renderer: Callable[[Any], str] | None = None,
         max_observation_chars: int | None = MAX_TEXT_CHARS,
@@ -131,15 +138,10 @@ class OpenEnvClient(Adapter):
             env_cls,
             example="OpenEnvClient(env_name='coding_env', base_url='http://10.0.0.5:8000')",
         )
-        url = base_url or os.environ.get("OPENENV_BASE_URL")
-        if not url:
-            raise ValueError(
-                "base_url is missing: pass it or set OPENENV_BASE_URL, for example "
-                "'http://10.0.0.5:8000'"
-            )
+        urls = _urls(base_url)
         check_count("max_action_bytes", max_action_bytes)
         settings = link_settings(
-            address=ServerAddress.parse(url),
+            address=ServerAddress.parse(urls[0]),
             connect_timeout_s=connect_timeout_s,
             message_timeout_s=message_timeout_s,
             capacity_timeout_s=capacity_timeout_s,
@@ -148,9 +150,12 @@ class OpenEnvClient(Adapter):
             ping_timeout_s=ping_timeout_s,
             max_message_bytes=max_message_bytes,
             headers=headers,
+            token=token or os.environ.get("OPENENV_TOKEN"),
             proxy=proxy,
             client_kwargs=client_kwargs or {},
         )
+        addresses = dict.fromkeys(ServerAddress.parse(url) for url in urls)
+        servers = Servers([replace(settings, address=address) for address in addresses])
         super().__init__(
             action_mapper=action_mapper,
             reset_kwargs=reset_kwargs,
@@ -160,17 +165,16 @@ class OpenEnvClient(Adapter):
             strict_reset=strict_reset,
             unstarted=ErrorKind.SESSION_LOST,
         )
-        self.url = url
+        self.url = urls[0]
         self.message_timeout_s = message_timeout_s
         self._tools = None if tools is None else list(tools)
         self._max_action_bytes = max_action_bytes
         self._server = ServerConnection(
-            settings,
+            servers,
             env_name=env_name,
             env_cls=env_cls,
             action_cls=action_cls,
             client_kwargs=dict(client_kwargs or {}),
-            base_url=url,
             message_timeout_s=message_timeout_s,
             capacity_timeout_s=capacity_timeout_s,
             lists_tools=tools is None,
@@ -450,3 +454,16 @@ def _is_json(value: Any) -> bool:
     except (TypeError, ValueError, RecursionError):
         return False
     return True
+
+
+def _urls(base_url: str | Sequence[str] | None) -> list[str]:
+    if base_url is None:
+        base_url = os.environ.get("OPENENV_BASE_URL", "").split(",")
+    urls = [base_url] if isinstance(base_url, str) else list(base_url)
+    urls = [url.strip() for url in urls if url.strip()]
+    if not urls:
+        raise ValueError(
+            "base_url is missing: pass it or set OPENENV_BASE_URL, for example "
+            "'http://10.0.0.5:8000'"
+        )
+    return urls

@@ -18,6 +18,7 @@ from twinkle_agentic.envs.openenv.wire import Wire
 
 __all__ = ["closed_error", "open_wire"]
 
+_TOKEN_WANTED = 401
 _CLOSED_FOR_ROOM = (429, 503)  # what a load balancer in front of full servers answers
 
 
@@ -55,10 +56,15 @@ async def open_wire(settings: LinkSettings) -> Wire:
     except InvalidStatus as error:
         status = error.response.status_code
         kind = CapacityError if status in _CLOSED_FOR_ROOM else SessionClosedError
+        what_to_do = (
+            "give the server's token, OpenEnvClient(token=...) or OPENENV_TOKEN"
+            if status == _TOKEN_WANTED
+            else "check that base_url is an OpenEnv server and that a proxy in between passes "
+            "websockets"
+        )
         raise kind(
             f"{address.websocket_url} answered the websocket handshake with HTTP {status}: "
-            "check that base_url is an OpenEnv server and that a proxy in between passes "
-            "websockets"
+            f"{what_to_do}"
         ) from error
     except (OSError, InvalidHandshake, InvalidURI, ImportError) as error:
         raise SessionClosedError(

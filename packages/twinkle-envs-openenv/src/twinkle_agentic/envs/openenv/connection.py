@@ -12,13 +12,12 @@ from typing import Any, cast
 
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.errors import EnvError, SessionClosedError, TwinkleEnvError
+from twinkle_agentic.envs.openenv._servers import Servers
 from twinkle_agentic.envs.openenv.bindings import Binding, TypedBinding, WireBinding
 from twinkle_agentic.envs.openenv.client_classes import make_client, resolve_client_class
 from twinkle_agentic.envs.openenv.errors import ServerError
 from twinkle_agentic.envs.openenv.importing import load_object
-from twinkle_agentic.envs.openenv.link_settings import LinkSettings
 from twinkle_agentic.envs.openenv.protocol import MessageType, encode, rpc_result
-from twinkle_agentic.envs.openenv.server_schema import fetch_action_schema
 from twinkle_agentic.envs.openenv.session import Session
 from twinkle_agentic.envs.openenv.tool_schemas import (
     RUN_PYTHON,
@@ -59,27 +58,26 @@ class ServerConnection:
 
     def __init__(
         self,
-        settings: LinkSettings,
+        servers: Servers,
         *,
         env_name: str | None,
         env_cls: Any,
         action_cls: Any,
         client_kwargs: dict[str, Any],
-        base_url: str,
         message_timeout_s: float,
         capacity_timeout_s: float,
         lists_tools: bool,
     ) -> None:
         self.offered: list[ToolInfo] | None = None
         self.binding_note = ""
-        self._settings = settings
+        self._servers = servers
         self._env_name = env_name
         self._env_cls = env_cls
         self._action_cls = action_cls
         self._client_kwargs = client_kwargs
         self._client_settings = {
-            "base_url": base_url,
-            "connect_timeout_s": settings.connect_timeout_s,
+            "base_url": servers.last.address.http_url,
+            "connect_timeout_s": servers.last.connect_timeout_s,
             "message_timeout_s": message_timeout_s,
         }
         self._message_timeout_s = message_timeout_s
@@ -153,7 +151,7 @@ class ServerConnection:
     async def use_plain_dicts(self, reason: EnvError) -> None:
         """Give up the client class."""
         self.binding_note = f"plain dicts are used: {reason}"
-        self._schema = await fetch_action_schema(self._settings)
+        self._schema = await self._servers.action_schema()
         self._binding = WireBinding(self._schema)
         self.offered = None
         if self._lists_tools:
@@ -189,7 +187,7 @@ class ServerConnection:
 
     def _own_session(self) -> Session:
         if self._session is None or self._pid != os.getpid():
-            self._session = Session(self._settings, capacity_timeout_s=self._capacity_timeout_s)
+            self._session = Session(self._servers, capacity_timeout_s=self._capacity_timeout_s)
             self._pid = os.getpid()
         return self._session
 
@@ -210,7 +208,7 @@ class ServerConnection:
                 note = f"plain dicts are used: {error}"
         if client is None:
             self.binding_note = note
-            self._schema = await fetch_action_schema(self._settings)
+            self._schema = await self._servers.action_schema()
             self._binding = WireBinding(self._schema, action_cls)
             return
         if action_cls is None:
@@ -246,9 +244,10 @@ class ServerConnection:
             answer = await session.request(MessageType.STEP, frame, timeout_s=timeout_s)
             listing = _listed(answer.get("observation"))
         if listing is None:
+            url = self._servers.last.address.http_url
             raise EnvError(
-                f"the server on {self._settings.address.http_url} takes MCP tool calls and does "
-                "not list its tools" + ("" if may_step else ": call reset before tools()")
+                f"the server on {url} takes MCP tool calls and does not list its tools"
+                + ("" if may_step else ": call reset before tools()")
             )
         return tools_from_mcp(listing)
 

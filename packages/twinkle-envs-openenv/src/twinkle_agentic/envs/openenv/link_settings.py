@@ -60,6 +60,7 @@ def link_settings(
     ping_timeout_s: float | None,
     max_message_bytes: int,
     headers: Mapping[str, str] | None,
+    token: str | None = None,
     proxy: str | bool | None,
     client_kwargs: Mapping[str, Any],
 ) -> LinkSettings:
@@ -75,6 +76,8 @@ def link_settings(
     if "websocket_ping_timeout_s" in client_kwargs:
         ping_timeout_s = client_kwargs["websocket_ping_timeout_s"]
     headers = headers or client_kwargs.get("headers")
+    if token is not None and "authorization" not in {name.lower() for name in headers or {}}:
+        headers = {**(headers or {}), "Authorization": f"Bearer {token}"}
     above_zero = {
         "connect_timeout_s": connect_timeout_s,
         "message_timeout_s": message_timeout_s,

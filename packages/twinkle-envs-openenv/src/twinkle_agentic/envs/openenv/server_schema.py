@@ -55,10 +55,32 @@ async def fetch_action_schema(settings: LinkSettings) -> dict[str, Any] | None:
 
 
 async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
-    # 0.1 s, once; a session on an environment whose package is installed never needs it.
-    import httpx
+    schema: Any = (await _get(settings, "schema")).get("action")
+    if not isinstance(schema, Mapping):
+        logger.info("%s does not describe its actions", settings.address.http_url)
+        return None
+    return dict(cast("Mapping[str, Any]", schema))
 
-    url = f"{settings.address.http_url}/schema"
+
+async def fetch_capacity(settings: LinkSettings) -> int | None:
+    """Return how many sessions a server has room for; 0 when it takes no new ones.
+
+    Returns:
+        `None` where the server does not say.
+
+    Raises:
+        SessionClosedError: The server cannot be reached, or says more than `max_message_bytes`.
+        EnvTimeoutError: No answer within `connect_timeout_s`.
+    """
+    free = (await _get(settings, "capacity")).get("free")
+    return free if isinstance(free, int) else None
+
+
+async def _get(settings: LinkSettings, path: str) -> Mapping[str, Any]:
+    """Return the JSON object at a path; empty where there is none."""
+    import httpx  # 0.1 s, once; one server whose environment's package is installed needs it never
+
+    url = f"{settings.address.http_url}/{path}"
     proxy = settings.proxy if isinstance(settings.proxy, str) else None
     ask_environment = settings.proxy is True and not settings.address.is_loopback
     limit = settings.connect_timeout_s
@@ -67,6 +89,7 @@ async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
             asyncio.timeout(limit),
             httpx.AsyncClient(
                 timeout=limit,
+                verify=url.startswith("https:"),  # else 20 ms for certificates that are not used
                 headers=dict(settings.headers or {}),
                 proxy=proxy,
                 trust_env=ask_environment,
@@ -85,13 +108,7 @@ async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
         ) from error
     except (ValueError, RecursionError):
         body = None
-    schema: Any = (
-        cast("Mapping[str, Any]", body).get("action") if isinstance(body, Mapping) else None
-    )
-    if not isinstance(schema, Mapping):
-        logger.info("%s does not describe its actions", url)
-        return None
-    return dict(cast("Mapping[str, Any]", schema))
+    return cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {}
 
 
 async def _read(client: httpx.AsyncClient, url: str, *, max_bytes: int) -> tuple[int, bytes]:

@@ -22,8 +22,8 @@ from twinkle_agentic.envs.errors import (
     SessionClosedError,
     TwinkleEnvError,
 )
+from twinkle_agentic.envs.openenv._servers import Servers
 from twinkle_agentic.envs.openenv.link import Exchange, Link, lost_error
-from twinkle_agentic.envs.openenv.link_settings import LinkSettings
 from twinkle_agentic.envs.openenv.protocol import MessageType
 
 __all__ = ["Session", "backoff_delays"]
@@ -41,12 +41,12 @@ class Session:
     with `SessionClosedError` until `start` opens a new connection.
 
     Args:
-        settings: How to reach the server.
+        servers: Where a session may be.
         capacity_timeout_s: Seconds to wait for a free session; 0 takes the first refusal.
     """
 
-    def __init__(self, settings: LinkSettings, *, capacity_timeout_s: float) -> None:
-        self.settings = settings
+    def __init__(self, servers: Servers, *, capacity_timeout_s: float) -> None:
+        self.servers = servers
         self.capacity_timeout_s = capacity_timeout_s
         self.loop = asyncio.get_running_loop()
         self._on_the_way: deque[Exchange] = deque()
@@ -215,7 +215,9 @@ class Session:
         for delay in backoff_delays():
             self._check_wanted(closings)
             try:
-                link = await Link.open(self.settings)
+                # Time in the server's queue is time without an answer.
+                wait_s = min(deadline - self.loop.time(), timeout_s / 2)
+                link = await self.servers.open(wait_s=wait_s)
                 if self._closings != closings:
                     await link.close(SessionClosedError("the client was closed"))
                 self._check_wanted(closings)
@@ -224,10 +226,11 @@ class Session:
                     raise link.failure
                 return await self.request(kind, frame, timeout_s=timeout_s)
             except CapacityError as full:
+                self.servers.refused()
                 left = deadline - self.loop.time()
                 if left <= 0:
                     raise CapacityError(
-                        f"no free session on {self.settings.address.http_url} within "
+                        f"no free session on {self.servers.where} within "
                         f"capacity_timeout_s={self.capacity_timeout_s:g} ({full}): run fewer "
                         "episodes at once, raise capacity_timeout_s, or give the server more room "
                         "(max_concurrent_envs, workers)"
