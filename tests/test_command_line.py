@@ -125,6 +125,25 @@ def test_run_against_the_coding_server_scores_by_the_tests(
     assert (result["good"]["reward"], result["bad"]["reward"]) == (1.0, 0.0)
 
 
+def test_run_goes_on_with_the_servers_that_serve(
+    tmp_path: Path, scripted_endpoint: ServerProcess, coding_server: ServerProcess
+) -> None:
+    prompt = "Write a Python function `add(a, b)` that adds."
+    task = {"id": "good", "prompt": prompt, "tests": "assert add(1, 2) == 3"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
+    dead = f"http://127.0.0.1:{free_port()}"
+    done = cli(
+        *("run", "tasks.jsonl", "--env", "coding_env", "--samples", "4"),
+        *("--base-url", dead, "--base-url", coding_server.url),
+        *("--model", "scripted-policy", "--model-url", f"{scripted_endpoint.url}/v1"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"the OpenEnv server at {dead} does not serve" in done.stdout
+    results = rows(tmp_path / "runs/latest/trajectories.jsonl")
+    assert [row["reward"] for row in results] == [1.0] * 4
+
+
 REFUSALS = [
     (["absent.jsonl", "--env", "json:dumps"], "cannot read the tasks"),
     (["bad.jsonl", "--env", "json:dumps"], "unknown column 'promt'"),

@@ -13,7 +13,7 @@ from twinkle_agentic.rollout.cli.refusal import RefusedError
 
 def refused(spec: str) -> str:
     with pytest.raises(RefusedError) as refusal:
-        choose_env(spec, base_url=None)
+        choose_env(spec)
     return str(refusal.value)
 
 

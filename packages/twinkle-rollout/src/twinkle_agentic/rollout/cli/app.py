@@ -118,7 +118,12 @@ def run(
         str, typer.Option(help="Base URL of the endpoint, with its /v1: http://host:8000/v1")
     ],
     base_url: Annotated[
-        str | None, typer.Option(help="The OpenEnv server.", envvar="OPENENV_BASE_URL")
+        list[str] | None,
+        typer.Option(
+            help="The OpenEnv server; several times, or with commas between, for several, which "
+            "share the episodes. Their token is read from OPENENV_TOKEN.",
+            envvar="OPENENV_BASE_URL",
+        ),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(help="Key of the endpoint.", envvar="OPENAI_API_KEY")
@@ -220,7 +225,9 @@ def run(
     options = RunOptions(
         tasks=tasks,
         env=env,
-        base_url=base_url,
+        base_urls=[
+            url.strip() for part in base_url or () for url in part.split(",") if url.strip()
+        ],
         model=model,
         model_url=model_url,
         api_key=api_key,

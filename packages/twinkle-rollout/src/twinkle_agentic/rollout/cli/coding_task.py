@@ -60,13 +60,13 @@ class CodingTaskEnv(Env):
     one has no reward.
 
     Args:
-        base_url: The coding server.
+        base_url: The coding server, or several.
         env_name: Its package, `coding_env` by default.
         **client_options: As for `OpenEnvClient`.
     """
 
     def __init__(
-        self, base_url: str, *, env_name: str = "coding_env", **client_options: Any
+        self, base_url: str | Sequence[str], *, env_name: str = "coding_env", **client_options: Any
     ) -> None:
         self.client = OpenEnvClient(env_name=env_name, base_url=base_url, **client_options)
         self._tests = ""

@@ -33,7 +33,7 @@ class EnvChoice:
         needs: Columns that each task must have.
         ignores: Columns that would have no effect, so that a task must not have them.
         runs_code: Whether the server must take `code` as its action.
-        url: The server to check before the start; `None` where there is none.
+        urls: The servers of which one must serve at the start; empty where there are none.
         source: The file of the user's own env; `None` where there is none.
     """
 
@@ -41,11 +41,13 @@ class EnvChoice:
     needs: Sequence[str] = ()
     ignores: Sequence[str] = ()
     runs_code: bool = False
-    url: str | None = None
+    urls: Sequence[str] = ()
     source: Path | None = None
 
 
-def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 120.0) -> EnvChoice:
+def choose_env(
+    spec: str, *, base_urls: Sequence[str] = (), message_timeout_s: float = 120.0
+) -> EnvChoice:
     """Read an `--env` value.
 
     Args:
@@ -53,7 +55,7 @@ def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 12
             server gives the rewards), or `module:name` of a callable that takes the trajectory and
             returns an `Env`, or of an `Env` class without arguments. The working folder is
             importable.
-        base_url: The OpenEnv server; needed for all but `module:name`.
+        base_urls: The OpenEnv servers; one is needed for all but `module:name`.
         message_timeout_s: Seconds one step may take on the server.
 
     Raises:
@@ -63,7 +65,7 @@ def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 12
         make = _load_factory(spec)
         file = getattr(sys.modules[spec.partition(":")[0]], "__file__", None)
         return EnvChoice(make=make, source=Path(file) if file and os.path.isfile(file) else None)
-    if not base_url:
+    if not base_urls:
         raise RefusedError(
             f"--env {spec} needs --base-url, the address of its OpenEnv server; an env of your own "
             "is named module:name"
@@ -76,24 +78,24 @@ def choose_env(spec: str, *, base_url: str | None, message_timeout_s: float = 12
             "run `pip install twinkle-envs-openenv`"
         ) from error
     try:
-        OpenEnvClient(env_name=spec, base_url=base_url).close()
+        OpenEnvClient(env_name=spec, base_url=base_urls).close()
     except (ValueError, TypeError, ImportError) as error:
-        raise RefusedError(f"--env {spec} --base-url {base_url}: {error}") from error
+        raise RefusedError(f"--env {spec} --base-url {' '.join(base_urls)}: {error}") from error
     if spec == "coding_env":
         from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
 
         return EnvChoice(
-            make=lambda _: CodingTaskEnv(base_url, message_timeout_s=message_timeout_s),
+            make=lambda _: CodingTaskEnv(base_urls, message_timeout_s=message_timeout_s),
             needs=("tests",),
             runs_code=True,
-            url=base_url,
+            urls=base_urls,
         )
     return EnvChoice(
         make=lambda _: OpenEnvClient(
-            env_name=spec, base_url=base_url, message_timeout_s=message_timeout_s
+            env_name=spec, base_url=base_urls, message_timeout_s=message_timeout_s
         ),
         ignores=("tests",),
-        url=base_url,
+        urls=base_urls,
     )
 
 

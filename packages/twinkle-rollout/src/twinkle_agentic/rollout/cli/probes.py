@@ -86,7 +86,8 @@ def probe_openenv(url: str, *, timeout_s: float = 5.0) -> Probe:
             return False, _other(ask, schema, "OpenEnv server")
         return True, str(health.fields.get("status") or f"HTTP {health.status}")
 
-    return _probe("OpenEnv server", _http(url), check, timeout_s=timeout_s)
+    headers = _token_header()
+    return _probe("OpenEnv server", _http(url), check, timeout_s=timeout_s, headers=headers)
 
 
 def probe_coding(url: str, *, timeout_s: float = 5.0) -> Probe:
@@ -101,7 +102,8 @@ def probe_coding(url: str, *, timeout_s: float = 5.0) -> Probe:
             return True, "its action is code"
         return False, f"its action has {', '.join(names)}, not code"
 
-    return _probe("coding server", _http(url), check, timeout_s=timeout_s)
+    headers = _token_header()
+    return _probe("coding server", _http(url), check, timeout_s=timeout_s, headers=headers)
 
 
 def probe_model(
@@ -293,6 +295,11 @@ def _models(answer: _Answer) -> list[str] | None:
         return None
     found = cast("list[Any]", entries)
     return [str(cast("dict[str, Any]", m).get("id")) for m in found if isinstance(m, dict)]
+
+
+def _token_header() -> dict[str, str]:
+    token = os.environ.get("OPENENV_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _http(url: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from twinkle_agentic.rollout.cli.environments import choose_env
+from twinkle_agentic.rollout.cli.environments import EnvChoice, choose_env
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.probes import Probe, probe_coding, probe_model, probe_openenv
 from twinkle_agentic.rollout.cli.refusal import RefusedError
@@ -36,7 +37,7 @@ class RunOptions:
 
     tasks: Path
     env: str
-    base_url: str | None
+    base_urls: Sequence[str]
     model: str
     model_url: str
     api_key: str | None
@@ -67,16 +68,14 @@ def run(console: Console, options: RunOptions) -> int:
             written.
     """
     choice = choose_env(
-        options.env, base_url=options.base_url, message_timeout_s=options.step_timeout_s
+        options.env, base_urls=options.base_urls, message_timeout_s=options.step_timeout_s
     )
     if options.resume and options.overwrite:
         raise RefusedError("--resume keeps an earlier result, --overwrite replaces it: give one")
     tasks = read_tasks(options.tasks, needs=choice.needs, ignores=choice.ignores)
     tasks = repeat_tasks(tasks, options.samples)
-    if choice.url:
-        _require(probe_openenv(choice.url), "--base-url")
-        if choice.runs_code:
-            _require(probe_coding(choice.url), "--base-url")
+    if choice.urls:
+        _require_a_server(console, choice)
     model = probe_model(options.model_url, api_key=options.api_key, lenient=True)
     _require(model, "--model-url")
     if model.models and options.model not in model.models:
@@ -116,6 +115,22 @@ def run(console: Console, options: RunOptions) -> int:
             request_timeout_s=options.request_timeout_s,
             deadline_s=options.deadline_s,
         )
+
+
+def _require_a_server(console: Console, choice: EnvChoice) -> None:
+    """One of several servers is enough to start with; of the others it is said that they fail."""
+    failed: list[Probe] = []
+    for url in choice.urls:
+        probe = probe_openenv(url)
+        if probe.ok and choice.runs_code:
+            probe = probe_coding(url)
+        if not probe.ok:
+            failed.append(probe)
+    if len(failed) == len(choice.urls):
+        _require(failed[0], "--base-url")
+    for probe in failed:
+        said = f"--base-url: the {probe.name} at {probe.url} does not serve: {probe.detail}"
+        console.print(said, style="yellow", markup=False)
 
 
 def _require(probe: Probe, option: str) -> None:
