@@ -50,8 +50,8 @@ class Package:
 
 
 PACKAGES = [
-    Package("twinkle-tools", "packages/twinkle-tools"),
-    Package("twinkle-envs-core", "packages/twinkle-envs-core"),
+    Package("twinkle-tools", "packages/twinkle-tools", extras=("mcp",)),
+    Package("twinkle-envs-core", "packages/twinkle-envs-core", extras=("mcp",)),
     Package("twinkle-envs-openenv", "packages/twinkle-envs-openenv", extras=("ray", "embedded")),
     Package("twinkle-envs-agentenv", "packages/twinkle-envs-agentenv"),
     Package("twinkle-rollout", "packages/twinkle-rollout"),
@@ -136,7 +136,8 @@ def wheels(session: nox.Session) -> None:
         _install(session, python, str(wheel))
         _import_all(session, python, name, _public_names(wheel))
     python = _fresh_environment(session, "together")
-    _install(session, python, *map(str, built.values()), "pyright==1.1.414")
+    # `mcp` is the one optional package that public modules need at their import.
+    _install(session, python, *map(str, built.values()), "mcp", "pyright==1.1.414")
     _import_all(session, python, "together", [n for w in built.values() for n in _public_names(w)])
     session.run("uv", "pip", "check", "--python", str(python), external=True)
     consumer = ROOT / "tests/typing/consumer.py"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from twinkle_agentic._aio.bounded import (
     cancel_without_waiting,
@@ -84,6 +84,7 @@ class ToolManager:
         self.timeout_s = timeout_s
         self.max_result_chars = max_result_chars
         self._entries: dict[str, Entry] = {}
+        self._owned: list[Any] = []  # sessions to close
         if tools is None:
             return
         if isinstance(tools, Mapping):
@@ -99,6 +100,57 @@ class ToolManager:
                     f"two tools are called {name!r}: rename one, or pass a dict to choose the names"
                 )
             self._entries[name] = make_entry(tool, name)
+
+    @classmethod
+    def from_mcp(
+        cls,
+        target: str | Sequence[str],
+        *,
+        max_result_chars: int | None = MAX_TEXT_CHARS,
+        **options: Any,
+    ) -> Self:
+        """Connect to an MCP server and make a manager of its tools; `close` it afterwards.
+
+        All trajectories that use the manager share the session. For a session per trajectory use
+        `twinkle_agentic.envs.mcp.McpEnv`, which the rollout opens and closes.
+
+        Args:
+            target: The URL of the server, or the command that starts it, as a list.
+            max_result_chars: As for the manager.
+            **options: As for `twinkle_agentic.tools.mcp.McpServer`: `headers`, `env`, `cwd`,
+                `call_timeout_s`, `connect_timeout_s`.
+
+        Raises:
+            McpLostError: There is no such server.
+            TimeoutError: It did not answer in time.
+            ModuleNotFoundError: The extra is not installed.
+
+        Example:
+            >>> with ToolManager.from_mcp("http://localhost:8000/mcp") as manager:
+            ...     manager.names()
+            ['forecast']
+        """
+        from twinkle_agentic.tools.mcp import McpServer
+
+        server = McpServer(target, **options).start()
+        try:
+            manager = cls(server.tools(), max_result_chars=max_result_chars)
+        except BaseException:
+            server.close()
+            raise
+        manager._owned.append(server)
+        return manager
+
+    def close(self) -> None:
+        """Close the MCP sessions that `from_mcp` opened, if any. Idempotent."""
+        while self._owned:
+            self._owned.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def register(self, tool: Tool | Any) -> None:
         """Add a tool under its own name, in place of an earlier one of that name.
