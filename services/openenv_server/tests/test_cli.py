@@ -111,3 +111,25 @@ def test_the_version_is_that_of_the_distribution() -> None:
     said = _run(["twinkle-openenv-server", "--version"], {"MAX_CONCURRENT_ENVS": "many"})
     assert (said.returncode, said.stderr) == (0, "")
     assert said.stdout == f"twinkle-openenv-server {version('twinkle-openenv-server')}\n"
+
+
+def test_logs_that_are_not_read_hold_nothing_up() -> None:
+    """Standard error is a pipe of 64 KiB that nobody empties."""
+    code = """
+import logging
+from openenv_server._logs import configure_logs, flush_logs
+configure_logs("info")
+for number in range(20_000):
+    logging.info("line %d %s", number, "x" * 100)
+flush_logs()
+print("ended", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ended\n"
+    finally:
+        process.kill()
+        process.communicate()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from openenv_server._gate import Gate
 from openenv_server._gate_link import serve_worker
-from openenv_server._logs import configure_logs
+from openenv_server._logs import configure_logs, flush_logs
 from openenv_server.settings import Settings, variable_of
 from twinkle_isolation.listening import url_of
 
@@ -82,6 +82,7 @@ class Supervisor:
                     keeper.cancel()
                 await asyncio.gather(*keepers, return_exceptions=True)
         logger.info("Stopped")
+        flush_logs()
         return self._code
 
     def _drain(self) -> None:

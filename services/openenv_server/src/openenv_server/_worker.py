@@ -17,7 +17,7 @@ from collections.abc import Generator
 import uvicorn
 
 from openenv_server._gate_link import RemoteGate
-from openenv_server._logs import configure_logs
+from openenv_server._logs import configure_logs, flush_logs
 from openenv_server.app import make_app
 from openenv_server.settings import Settings
 
@@ -89,7 +89,10 @@ def main() -> None:
         own = settings.worker_memory_mb * 2**20
         _limit_memory(own + settings.max_concurrent_envs * _THREAD_BYTES)
     link, *sockets = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    asyncio.run(_serve(settings, link, sockets))
+    try:
+        asyncio.run(_serve(settings, link, sockets))
+    finally:
+        flush_logs()
 
 
 if __name__ == "__main__":
