@@ -229,15 +229,26 @@ def test_reset_through_super_starts_a_new_record() -> None:
     assert tool("env_action", {}) == "again"
 
 
-def test_env_that_raises_ends_the_episode(act: Callable[..., str]) -> None:
-    env = Scripted(results(StepResult("a", 1.0), ValueError("broke")))
+def test_env_that_raises_failed_a_step_and_the_episode_goes_on(act: Callable[..., str]) -> None:
+    env = Scripted(results(StepResult("a", 1.0), ValueError("broke"), StepResult("b", 0.5)))
     (tool,) = EnvTool.from_env(env)
     act(tool)
     assert act(tool) == "Error: ValueError: broke"
     assert tool.last_result is not None
-    assert tool.last_result.info["error_kind"] == "env"
+    assert tool.last_result.info["error_kind"] == "tool"
+    assert (tool.done, tool.episode_reward) == (False, 1.0)
+    assert act(tool) == "b"
+
+
+@pytest.mark.parametrize("error", [TimeoutError("late"), ConnectionError("cut"), KeyError("db")])
+def test_error_that_is_fatal_ends_the_episode(act: Callable[..., str], error: Exception) -> None:
+    env = Scripted(results(StepResult("a", 1.0), error))
+    env.fatal_errors = (LookupError,)
+    (tool,) = EnvTool.from_env(env)
+    act(tool)
+    assert act(tool).startswith(f"Error: {type(error).__name__}: ")
     assert (tool.done, tool.episode_reward) == (True, 1.0)
-    assert act(tool) == f"{OVER} (ValueError: broke); nothing was executed."
+    assert act(tool).startswith(OVER)
 
 
 def test_error_of_ours_keeps_its_kind(act: Callable[..., str]) -> None:

@@ -230,7 +230,17 @@ def test_reset_kwargs_attribute_may_change_between_episodes(lab: ModuleType) -> 
         assert env.reset().observation.startswith("second")
 
 
-def test_environment_that_raised_is_over_until_reset(env: OpenEnv) -> None:
+def test_environment_that_raised_goes_on_as_on_a_server(env: OpenEnv) -> None:
+    env.reset()
+    env.step("any", say("x", 2.0))
+    result = env.step("any", {"command": "raise", "value": "oops"})
+    assert (result.done, result.observation) == (False, "Error: oops")
+    assert (result.error, result.info["error_kind"]) == ("oops", "tool")
+    assert env.step("any", say("again", 1.0)).info["episode_reward"] == 3.0
+
+
+def test_environment_that_raised_a_fatal_error_is_over_until_reset(env: OpenEnv) -> None:
+    env.fatal_errors = (RuntimeError,)
     env.reset()
     env.step("any", say("x", 2.0))
     result = env.step("any", {"command": "raise", "value": "oops"})

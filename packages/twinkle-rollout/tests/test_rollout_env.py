@@ -10,7 +10,7 @@ import pytest
 
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
-from twinkle_agentic.envs.errors import CapacityError, SandboxLostError
+from twinkle_agentic.envs.errors import CapacityError, EnvError, SandboxLostError
 from twinkle_agentic.rollout import APIMultiTurnRollout
 from twinkle_agentic.tools import ToolManager
 
@@ -172,7 +172,7 @@ def test_reset_that_says_done_asks_no_model(api: Any) -> None:
             True,
         ),
         ({"results": {2: SandboxLostError("vanished")}}, "sandbox_lost", True),
-        ({"results": {2: ValueError("bug")}}, "env", False),
+        ({"results": {2: EnvError("bug")}}, "env", False),
         (
             {"results": {2: StepResult.failed("lost", kind="session_lost", retryable=True)}},
             "session_lost",
@@ -648,3 +648,36 @@ def test_the_line_where_an_env_raised_is_logged_once(
     assert made.exc_text is not None and "in fail_to_make" in made.exc_text
     assert "the evaluate of an env raised FaultyError: no score" in scored.getMessage()
     assert scored.exc_text is not None and "in evaluate" in scored.exc_text
+
+
+def test_every_step_counts_where_the_env_returns_the_same_result_again(api: Any) -> None:
+    ok = StepResult("ok", 1.0)
+    out = roll(api("always"), Game(results={1: ok, 2: ok, 3: ok}, length=9), max_turns=3)
+    assert (out["step_rewards"], out["reward"]) == ([1.0, 1.0, 1.0], 3.0)
+
+
+def test_a_result_that_is_changed_and_returned_again_counts_as_it_was_at_each_step(
+    api: Any,
+) -> None:
+    class Changing(Game):
+        result = StepResult("ok", 0.0)
+
+        def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+            self.result.reward += 1.0
+            return self.result
+
+    out = roll(api("always"), Changing(), max_turns=3)
+    assert out["step_rewards"] == [1.0, 2.0, 3.0]
+
+
+def test_a_failure_that_is_returned_again_counts_at_each_step(api: Any) -> None:
+    failed = StepResult.failed("no", done=False)
+    out = roll(api("always"), Game(results={1: failed, 2: failed}, length=9), max_turns=3)
+    assert (out["failed_steps"], out["tool_errors"]) == ([0, 1], {"env": 2})
+
+
+def test_a_step_that_raised_failed_and_the_episode_goes_on(api: Any) -> None:
+    out = roll(api("always"), Game(results={2: ValueError("illegal move")}, length=3))
+    assert (out["stop_reason"], out["error"], out["failed_steps"]) == ("env_done", None, [1])
+    assert (out["reward"], out["step_rewards"]) == (1.0, [0.5, 0.0, 0.5])
+    assert "Error: ValueError: illegal move" in [m["content"] for m in out["messages"]]

@@ -111,7 +111,7 @@ class OneStep(Env):
         (OneStep(0.25), "ok", True),
         (OneStep(0.0), "fail", False),
         (OneStep(-1.0), "fail", False),
-        (OneStep(1.0, breaks=True), "fail", False),
+        (OneStep(1.0, breaks=True), "unscored", None),
     ],
 )
 def test_without_a_callback_the_reward_names_the_file(

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 from twinkle_agentic._aio.bounded import finish_async
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.step_result import StepResult, as_step_result
-from twinkle_agentic.tools.types import ToolInfo, Trajectory
+from twinkle_agentic.tools.types import Message, ToolInfo, Trajectory
 
 __all__ = ["Env", "StepResult", "as_step_result", "episode_number", "overrides_evaluate"]
 
@@ -32,7 +32,15 @@ class Env(ABC):
         ...         return StepResult(arguments["text"], reward=1.0, done=True)
         >>> Echo().step("say", {"text": "hello"}).observation
         'hello'
+
+    Attributes:
+        fatal_errors: Exceptions of `step` and `reply` after which the env cannot go on: they end
+            the episode without a reward. So do errors of `twinkle_agentic.envs.errors`,
+            `TimeoutError`, `ConnectionError` and whatever is no `Exception`. Any other exception is
+            a failed step: the model sees `Error: ...`, and the episode goes on.
     """
+
+    fatal_errors: tuple[type[BaseException], ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -72,6 +80,20 @@ class Env(ABC):
         """Return the definitions of the actions; empty where there is only one, untyped."""
         return []
 
+    def reply(self, message: Message) -> StepResult | None:
+        """Answer a message of the model that calls no tool.
+
+        For environments that are played in text, user simulators, or a second chance.
+
+        Args:
+            message: The assistant message; its `content` is the text.
+
+        Returns:
+            A step: its observation becomes the next user message, its reward and `done` count.
+            `None` (the default) ends the episode.
+        """
+        return None
+
     def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
         """Score finished trajectories, one reward each, in order; zeros by default."""
         return [0.0] * len(trajectories)
@@ -98,6 +120,12 @@ class Env(ABC):
     async def astep(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
         """Run one action without blocking the event loop; as `step`."""
         return await run_blocking(self.step, tool_name, arguments)
+
+    async def areply(self, message: Message) -> StepResult | None:
+        """Answer a message that calls no tool without blocking the event loop; as `reply`."""
+        if type(self).reply is Env.reply:
+            return None
+        return await run_blocking(self.reply, message)
 
     async def aevaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
         """Score finished trajectories without blocking the event loop; as `evaluate`."""
@@ -132,9 +160,9 @@ class Env(ABC):
 
 
 def episode_number(env: Any) -> int:
-    """Tell episodes of one env apart: the number changes with each `reset` or `areset`.
+    """Return the number of the episode of an env; it changes with each `reset` or `areset`.
 
-    It is 0 for ever for an object that is no `Env`.
+    It is always 0 for an object that is no `Env`.
     """
     return getattr(env, "_episode_number", 0)
 

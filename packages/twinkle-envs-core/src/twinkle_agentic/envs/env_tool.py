@@ -16,14 +16,15 @@ from twinkle_agentic._aio.bounded import is_cancelled, is_ctrl_c
 from twinkle_agentic._aio.limits import check_limit
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_number
-from twinkle_agentic.envs.errors import ErrorKind
+from twinkle_agentic.envs.errors import ErrorKind, TwinkleEnvError
 from twinkle_agentic.envs.raised import log_raised
 from twinkle_agentic.tools.base import Tool
-from twinkle_agentic.tools.types import ToolInfo
+from twinkle_agentic.tools.outcome import what_was_raised
+from twinkle_agentic.tools.types import Message, ToolInfo
 
 __all__ = ["EnvTool", "EpisodeRecord"]
 
-# One for all records, which so stay plain data; it is held for a few assignments.
+# One for all records, which stay plain data; it is held for a few assignments.
 _lock = threading.Lock()
 
 
@@ -36,11 +37,13 @@ class EpisodeRecord:
         episode_reward: The return: `info["episode_reward"]` where the environment reports it, else
             the reward of the last step that did not fail.
         number: Which episode of the env this is (`episode_number`).
+        steps: Results taken in this episode.
     """
 
     last_result: StepResult | None = None
     episode_reward: float = 0.0
     number: int = 0
+    steps: int = 0
 
     @property
     def done(self) -> bool:
@@ -50,6 +53,7 @@ class EpisodeRecord:
     def add(self, result: StepResult) -> None:
         """Take in the result of a step; a failed one leaves the reward earned so far."""
         self.last_result = result
+        self.steps += 1
         if "episode_reward" in result.info:
             self.episode_reward = float(result.info["episode_reward"])
         elif result.error is None:
@@ -58,14 +62,14 @@ class EpisodeRecord:
     def clear(self, number: int) -> None:
         """Forget the last episode."""
         self.last_result, self.episode_reward = None, 0.0
-        self.number = number
+        self.number, self.steps = number, 0
 
 
 class EnvTool(Tool):
     """One action of an env as a `Tool`.
 
     After the step that ended the episode the env is not stepped again; the call is answered with a
-    text that says so, until the env is reset. (An env that is no `Env` does not tell of its resets:
+    text that says so, until the env is reset. (The resets of an env that is no `Env` are not seen:
     call `record.clear(0)` after them.)
 
     Args:
@@ -147,7 +151,7 @@ class EnvTool(Tool):
 
     @property
     def episode_reward(self) -> float:
-        """The return so far; a failed step does not erase it."""
+        """The return so far; a failed step keeps it."""
         self._follow_resets()
         return self.record.episode_reward
 
@@ -158,12 +162,25 @@ class EnvTool(Tool):
     def __call__(self, tool_name: str, arguments: dict[str, Any]) -> str:
         """Step the env and return the observation.
 
-        An env that raises is in an unknown state: the episode ends, with the error in
-        `last_result`.
+        What the env raises is a failed step; which exceptions end the episode is said at
+        `Env.fatal_errors`.
 
         Raises:
             KeyboardInterrupt: Ctrl-C during the step; the episode ends.
         """
+        return str(self._step(tool_name, arguments))
+
+    async def acall(self, tool_name: str, arguments: dict[str, Any]) -> str:
+        """Step the env through its async twin and return the observation; as a call."""
+        return str(await self._astep(tool_name, arguments))
+
+    def call_value(self, tool_name: str, arguments: dict[str, Any]) -> StepResult | str:
+        """Step the env and return the result; as `acall_value`."""
+        if type(self).__call__ is not EnvTool.__call__:  # a subclass with a step of its own
+            return self(tool_name, arguments)
+        return self._step(tool_name, arguments)
+
+    def _step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult | str:
         if (refusal := self._refusal()) is not None:
             return refusal
         number = self._begin()
@@ -173,60 +190,95 @@ class EnvTool(Tool):
             if is_ctrl_c(error):
                 self.abandon("the step was interrupted")
                 raise
-            log_raised(error, self._place)
-            result = StepResult.failed(error)
+            result = self._failed(error, "step")
         return self._take(number, result)
 
-    async def acall(self, tool_name: str, arguments: dict[str, Any]) -> str:
-        """Step the env through its async twin and return the observation.
+    async def acall_value(self, tool_name: str, arguments: dict[str, Any]) -> StepResult | str:
+        """Step the env through its async twin and return the result.
 
         An env without one is stepped in a thread. When the call is cancelled the episode ends.
+
+        Returns:
+            The step; a text where the episode is over and nothing was executed.
         """
+        if type(self).acall is not EnvTool.acall:  # a subclass with a step of its own
+            return await self.acall(tool_name, arguments)
+        return await self._astep(tool_name, arguments)
+
+    async def _astep(self, tool_name: str, arguments: dict[str, Any]) -> StepResult | str:
         if (refusal := self._refusal()) is not None:
             return refusal
-        number = self._begin()
         astep: Any = getattr(self.env, "astep", None)
-        try:
-            if astep is None:  # an env of another framework
-                result = await run_blocking(self.env.step, tool_name, arguments)
-            else:
-                result = await astep(tool_name, arguments)
-            result = as_step_result(result)
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                self.abandon("the step was cancelled")
-                raise
-            result = StepResult.failed(error)
-        except BaseException as error:
-            # A `GeneratorExit` also ends a coroutine that nobody awaits any more.
-            if is_ctrl_c(error) or isinstance(error, GeneratorExit):
-                self.abandon("the step was interrupted")
-                raise
-            log_raised(error, self._place)
-            result = StepResult.failed(error)
-        return self._take(number, result)
+        if astep is None:  # an env of another framework
+            return await self._take_step(run_blocking(self.env.step, tool_name, arguments), "step")
+        return await self._take_step(astep(tool_name, arguments), "step")
 
-    def abandon(self, reason: str) -> None:
-        """End the episode: a step that nobody waits for leaves it in an unknown state."""
+    async def areply(self, message: Message) -> StepResult | None:
+        """Let the env answer a message that calls no tool; `None` where it has no answer."""
+        areply: Any = getattr(self.env, "areply", None)
+        if areply is None or self._refusal() is not None:
+            return None
+        return await self._take_step(areply(message), "reply", allow_none=True)
+
+    def abandon(self, reason: str) -> StepResult | None:
+        """End the episode: a step that is no longer awaited leaves it in an unknown state.
+
+        Returns:
+            The failed step; `None` where the episode was over already.
+        """
         failed = StepResult.failed(reason, kind=ErrorKind.TIMEOUT, retryable=True)
         with _lock:
             if self._stepped in (None, self.record.number) and not self.record.done:
                 self.record.add(failed)
+                return failed
+        return None
 
-    @property
-    def _place(self) -> str:
-        return f"{type(self.env).__name__}.step"
+    async def _take_step(self, work: Any, method: str, *, allow_none: bool = False) -> Any:
+        number = self._begin()
+        try:
+            result = await work
+            if result is None and allow_none:
+                return None
+            result = as_step_result(result)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                self.abandon(f"the {method} was cancelled")
+                raise
+            result = self._failed(error, method)
+        except BaseException as error:
+            # A `GeneratorExit` closes a coroutine that is no longer awaited.
+            if is_ctrl_c(error) or isinstance(error, GeneratorExit):
+                self.abandon(f"the {method} was interrupted")
+                raise
+            result = self._failed(error, method)
+        return self._take(number, result)
+
+    def _failed(self, error: BaseException, method: str) -> StepResult:
+        """Make the result of a step whose env raised; only a fatal error ends the episode."""
+        log_raised(error, f"{type(self.env).__name__}.{method}")
+        raised = what_was_raised(error)
+        named: Any = getattr(self.env, "fatal_errors", ())
+        fatal = (TwinkleEnvError, TimeoutError, ConnectionError, *named)
+        if isinstance(raised, Exception) and not isinstance(raised, fatal):
+            return StepResult.failed(error, kind=ErrorKind.TOOL, done=False)
+        if isinstance(raised, TwinkleEnvError):
+            return StepResult.failed(raised)
+        if isinstance(raised, TimeoutError):
+            return StepResult.failed(error, kind=ErrorKind.TIMEOUT, retryable=True)
+        if isinstance(raised, ConnectionError):
+            return StepResult.failed(error, kind=ErrorKind.SESSION_LOST, retryable=True)
+        return StepResult.failed(error)
 
     def _begin(self) -> int:
         self._stepped = self.record.number
         return self._stepped
 
-    def _take(self, number: int, result: StepResult) -> str:
+    def _take(self, number: int, result: StepResult) -> StepResult:
         with _lock:
-            # The answer of an abandoned step, or of an episode that is over, is nobody's.
+            # Results of abandoned steps and finished episodes do not count.
             if number == self.record.number and not self.record.done:
                 self.record.add(result)
-        return result.observation
+        return result
 
     def _refusal(self) -> str | None:
         self._follow_resets()

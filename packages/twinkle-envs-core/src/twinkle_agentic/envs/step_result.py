@@ -14,11 +14,12 @@ from twinkle_agentic.tools.text import clean_text, to_text
 
 __all__ = ["StepResult", "as_step_result"]
 
-_TOLD = (
+_INFO_TYPES = (
     ("error", (str, type(None))),
     ("error_kind", (str, type(None))),
     ("retryable", (bool, type(None))),
     ("reward_missing", (bool, type(None))),
+    ("truncated", (bool, type(None))),
 )
 
 
@@ -32,7 +33,8 @@ class StepResult:
             the environment gave none. Setting it on a result says that there is one: the flag goes
             from `info`.
         done: The episode is over: terminated, truncated or lost; `info` says which.
-        info: Anything else. Keys with a fixed meaning: `episode_reward` (float, the return so far),
+        info: Anything else. Keys with a fixed meaning: `truncated` (bool: with `done`, a limit of
+            the environment cut the episode), `episode_reward` (float, the return so far),
             `error` (non-empty text: this step failed and its reward means nothing), `error_kind`
             (an `ErrorKind` value), `retryable` (bool), `reward_missing` (bool), `metadata` (dict).
     """
@@ -53,6 +55,14 @@ class StepResult:
             # A new dict: copies of a result share theirs.
             kept = cast("dict[str, Any]", info).items()
             self.info = {key: known for key, known in kept if key != "reward_missing"}
+
+    def __str__(self) -> str:
+        return self.observation
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit of the environment ended the episode, not an outcome."""
+        return self.done and bool(self.info.get("truncated"))
 
     @property
     def error(self) -> str | None:
@@ -150,7 +160,7 @@ def as_step_result(value: Any) -> StepResult:
         and type(value.info) is dict
         and type(value.info.get("episode_reward", 0.0)) is float
         and math.isfinite(value.info.get("episode_reward", 0.0))
-        and _tells_plainly(value.info)
+        and _has_info_types(value.info)
         and not (value.reward and value.info.get("reward_missing"))
         and clean_text(value.observation) is value.observation
     ):
@@ -164,7 +174,7 @@ def as_step_result(value: Any) -> StepResult:
             info["episode_reward"] = number
         elif episode_reward is not None:
             info = _bad_number("episode_reward", episode_reward, info)
-    info |= _told(info)
+    info |= _coerce_info(info)
     reward: Any = getattr(value, "reward", None)
     if info.get("reward_missing") and _finite_number(reward) == 0.0:
         reward = None
@@ -189,7 +199,7 @@ def _finite_number(value: Any) -> float | None:
 
 
 def _bad_number(name: str, value: object, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Say in `info` that a number is none, unless it tells of an error already."""
+    """Say in `info` that a number is none, unless it names an error already."""
     if info.get("error"):
         return dict(info)
     text = _shown(value)
@@ -201,23 +211,23 @@ def _bad_number(name: str, value: object, info: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _tells_plainly(info: Mapping[str, Any]) -> bool:
-    """Tell whether what `info` says of a failure has the types it should have."""
-    return all(isinstance(info[name], kinds) for name, kinds in _TOLD if name in info)
+def _has_info_types(info: Mapping[str, Any]) -> bool:
+    """Return whether the keys of a fixed meaning have the types `StepResult` names."""
+    return all(isinstance(info[name], kinds) for name, kinds in _INFO_TYPES if name in info)
 
 
-def _told(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `info` says of a failure in the types it should have."""
-    told: dict[str, Any] = {}
-    for name, kinds in _TOLD:
+def _coerce_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a fixed meaning that have another type, in the right one."""
+    coerced: dict[str, Any] = {}
+    for name, kinds in _INFO_TYPES:
         if name not in info or isinstance(info[name], kinds):
             continue
         value: Any = info[name]
         if bool in kinds:
-            told[name] = _truth(value)
+            coerced[name] = _truth(value)
         else:
-            told[name] = _error_text(value) if _truth(value) else ""
-    return told
+            coerced[name] = _error_text(value) if _truth(value) else ""
+    return coerced
 
 
 def _no_result(value: Any) -> StepResult:

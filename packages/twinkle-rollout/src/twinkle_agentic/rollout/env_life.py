@@ -147,7 +147,7 @@ class EnvLife:
         use_pool(self._plan.threads.step)
         step_s = self._plan.limits.tool_timeout_s
         tools = await bounded(run_blocking(EnvTool.from_env, env, timeout_s=step_s), left_s())
-        return Toolbox(ToolManager(tools, timeout_s=step_s), own_limits=True)
+        return Toolbox(ToolManager(tools, timeout_s=step_s))
 
     def ended_by_reset(self) -> tuple[StopReason, Failure | None] | None:
         """Return why the episode is over already after `reset`; `None` where it has begun."""

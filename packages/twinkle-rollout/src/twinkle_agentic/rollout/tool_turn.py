@@ -6,14 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from twinkle_agentic._aio.bounded import Deadline, bounded
 from twinkle_agentic._aio.threads import run_blocking
+from twinkle_agentic.envs.step_result import StepResult
 from twinkle_agentic.protocol.fields import fields_of
 from twinkle_agentic.rollout.history import NOT_EXECUTED
 from twinkle_agentic.rollout.types import Failure
-from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools.outcome import ToolOutcome, describe_error, refused
 from twinkle_agentic.tools.text import to_text
 from twinkle_agentic.tools.tool_manager import ToolManager
 
@@ -66,17 +67,15 @@ class StepLog:
 
 
 class Toolbox:
-    """A tool manager, with an eye on the environments behind its tools.
+    """A tool manager, and what the environments behind its tools answered.
 
     Args:
         manager: A `ToolManager`, or anything that is called with a tool call and has
             `tool_infos()`.
-        own_limits: The manager bounds each call itself.
     """
 
-    def __init__(self, manager: Any, *, own_limits: bool = False) -> None:
+    def __init__(self, manager: Any) -> None:
         self.manager = manager
-        self.own_limits = own_limits
         self.steps = StepLog()
         self.errors: Counter[str] = Counter()
         self.env_tools = env_tools(manager)
@@ -92,47 +91,62 @@ class Toolbox:
         return any(bool(getattr(tool, "done", False)) for tool in self.env_tools.values())
 
     async def run(self, call: dict[str, Any], limit_s: float | None) -> str:
-        """Run one call and return the text for the model; never raises for a failed call.
-
-        Raises:
-            TimeoutError: No result within `limit_s`; the call was given up.
-        """
+        """Run one call and return the text for the model; never raises for a failed call."""
         name: Any = fields_of(call.get("function")).get("name")
         tool = self.env_tools.get(name) if isinstance(name, str) else None
-        before = getattr(tool, "last_result", None)
-        try:
-            work = self._outcome(call)
-            # Our manager contains what its tools do; a second task per call would be for nothing.
-            contained = limit_s is None and isinstance(self.manager, ToolManager)
-            text, kind = await (work if contained else bounded(work, limit_s))
-        except TimeoutError:
-            abandon = getattr(tool, "abandon", None)
-            if abandon is not None:  # the step may go on inside: its env is in an unknown state
-                abandon(f"no result within {limit_s or 0:g} s")
-            self._count("timeout", tool, before)
-            raise
-        except Exception as error:
-            text = f"Error: tool {name!r} raised {describe_error(error)}"
-            kind = "tool"
-        self._count(kind, tool, before)
-        return text
-
-    async def _outcome(self, call: dict[str, Any]) -> tuple[str, str | None]:
-        arun = getattr(self.manager, "arun", None)
-        if arun is not None:
-            outcome = await arun(call)
-            return outcome.text, outcome.error_kind
-        acall = getattr(self.manager, "acall", None)
-        result = await (acall(call) if acall is not None else run_blocking(self.manager, call))
-        return to_text(result), None
-
-    def _count(self, kind: str | None, tool: Any, before: Any) -> None:
-        """Note the step, if the call made one, and count the call once if it failed."""
-        after = getattr(tool, "last_result", None)
-        if after is not None and after is not before:
-            kind = self.steps.add(after) or kind
+        before = _last_step(tool)
+        if isinstance(self.manager, ToolManager):
+            outcome = await self.manager.arun(call, timeout_s=limit_s)
+        else:
+            outcome = await self._run_foreign(call, name, tool, limit_s)
+        step = outcome.value if isinstance(outcome.value, StepResult) else None
+        if step is None and tool is not None and (after := _last_step(tool))[0] != before[0]:
+            step = after[1]  # of a manager or a tool that hands on the text alone
+        kind: str | None = outcome.error_kind
+        if step is not None and tool is not None:
+            kind = self.steps.add(step) or kind
         if kind:
             self.errors[kind] += 1
+        return outcome.text
+
+    async def reply(self, message: dict[str, Any], limit_s: float | None) -> str | None:
+        """Let the env answer a message without a call; `None` where it has nothing to say.
+
+        Several envs behind one manager have no common voice: then there is no answer.
+        """
+        if len({id(tool.env) for tool in self.env_tools.values()}) != 1:
+            return None
+        tool = next(iter(self.env_tools.values()))
+        if not hasattr(tool, "areply"):
+            return None
+        try:
+            step = await bounded(tool.areply(message), limit_s)
+        except TimeoutError:
+            step = tool.abandon(f"no answer within {limit_s or 0:g} s")
+        if step is None:
+            return None
+        if kind := self.steps.add(step):
+            self.errors[kind] += 1
+        return str(step.observation)
+
+    async def _run_foreign(
+        self, call: dict[str, Any], name: object, tool: Any, limit_s: float | None
+    ) -> ToolOutcome:
+        """Run a call by the manager of another framework, which may bound and contain nothing."""
+        acall = getattr(self.manager, "arun", None) or getattr(self.manager, "acall", None)
+        work = acall(call) if acall is not None else run_blocking(self.manager, call)
+        try:
+            result: Any = await bounded(work, limit_s)
+        except TimeoutError:
+            abandon = getattr(tool, "abandon", None)
+            reason = f"no result within {limit_s or 0:g} s"
+            value = None if abandon is None else abandon(reason)
+            return refused("timeout", str(name), f"the call gave {reason}", value=value)
+        except Exception as error:
+            return refused("tool", str(name), f"tool {name!r} raised {describe_error(error)}")
+        if hasattr(result, "error_kind"):
+            return cast("ToolOutcome", result)
+        return ToolOutcome(text=to_text(result))
 
 
 async def run_calls(
@@ -150,16 +164,18 @@ async def run_calls(
     for call in calls:
         if toolbox.done:
             texts.append(f"{NOT_EXECUTED}: the episode is over.")
-            continue
-        if deadline.passed:
+        elif deadline.passed:
             texts.append(f"{NOT_EXECUTED}: the time limit of the episode has passed.")
-            continue
-        limit_s = deadline.cap_s(None if toolbox.own_limits else tool_timeout_s)
-        try:
-            texts.append(await toolbox.run(call, limit_s))
-        except TimeoutError:
-            texts.append(f"Error: the call gave no result within {limit_s or 0:g} s")
+        else:
+            texts.append(await toolbox.run(call, deadline.cap_s(tool_timeout_s)))
     return texts
+
+
+def _last_step(tool: Any) -> tuple[Any, Any]:
+    """Return the number of steps where it is known, else an identity, and the latest result."""
+    last = getattr(tool, "last_result", None)
+    steps = getattr(getattr(tool, "record", None), "steps", None)
+    return (id(last) if steps is None else steps), last
 
 
 def failure_in(result: Any) -> Failure | None:

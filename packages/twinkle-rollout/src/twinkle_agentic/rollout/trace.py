@@ -44,8 +44,8 @@ class TraceWriter:
         trace_dir: The folder; made if absent.
         trace_callback: Says of a finished trajectory whether to write it; by default all.
         success_callback: Says whether it is a success, for the `ok-` or `fail-` in the name. By
-            default a positive reward is one, an error or another reward is none, and a trajectory
-            with neither error nor reward is `unscored-`.
+            default a positive reward without an error is one, and a trajectory without a reward is
+            `unscored-`.
         build_record: Makes what is written, in place of `trace_record`.
     """
 
@@ -122,10 +122,10 @@ def trace_record(trajectory: dict[str, Any], *, idx: int, success: bool | None) 
 
 
 def _judged(trajectory: Mapping[str, Any]) -> bool | None:
-    if trajectory.get("error"):
-        return False
     reward = trajectory.get("reward")
-    return None if reward is None else bool(reward > 0)
+    if reward is None:  # nothing judged it: no env, or a failure that is not the model's
+        return None
+    return bool(reward > 0) and not trajectory.get("error")
 
 
 def _name(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from twinkle_agentic._aio.bounded import finish_async
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.tools.types import ToolInfo
 
@@ -47,8 +48,20 @@ class Tool(ABC):
         """Run one call without blocking the event loop; by default `__call__` in a thread."""
         return await run_blocking(self, tool_name, arguments)
 
-    def abandon(self, reason: str) -> None:  # noqa: B027  # an event nobody must listen to
-        """Learn that the caller stopped waiting for a running call (its timeout, a cancellation).
+    def call_value(self, tool_name: str, arguments: dict[str, Any]) -> Any:
+        """Run one call and return its value, of which calling the tool may give the text only."""
+        return self(tool_name, arguments)
 
-        A tool with state behind it takes note here that the state is unknown. By default nothing.
+    async def acall_value(self, tool_name: str, arguments: dict[str, Any]) -> Any:
+        """Run one call without blocking the event loop; as `call_value`."""
+        return await finish_async(self.acall(tool_name, arguments))
+
+    def abandon(self, reason: str) -> Any:
+        """Note that the caller stopped waiting for a running call (its timeout, a cancellation).
+
+        A tool with state behind it marks that state as unknown here. Does nothing by default.
+
+        Returns:
+            The `ToolOutcome.value` of the abandoned call.
         """
+        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from twinkle_agentic._aio.threads import BlockingCallError
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, to_text
@@ -24,12 +24,15 @@ class ToolOutcome:
         tool_name: The name called, `None` where the call had none.
         error: The error without its prefix; `None` on success.
         error_kind: Its class; `None` on success.
+        value: What the tool returned (the `StepResult` of an `EnvTool`), or what its
+            `abandon` returned where the call was given up; else `None`.
     """
 
     text: str
     tool_name: str | None = None
     error: str | None = None
     error_kind: ToolErrorKind | None = None
+    value: Any = None
 
 
 def refused(
@@ -38,10 +41,13 @@ def refused(
     message: str,
     *,
     max_chars: int | None = MAX_TEXT_CHARS,
+    value: Any = None,
 ) -> ToolOutcome:
     """Make the outcome of a failed call, its text and its error both cut and clean."""
     error = to_text(message, max_chars=max_chars)
-    return ToolOutcome(text=f"Error: {error}", tool_name=name, error=error, error_kind=kind)
+    return ToolOutcome(
+        text=f"Error: {error}", tool_name=name, error=error, error_kind=kind, value=value
+    )
 
 
 def what_was_raised(error: BaseException) -> BaseException:

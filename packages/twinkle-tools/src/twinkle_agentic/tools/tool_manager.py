@@ -193,7 +193,7 @@ class ToolManager:
         return (await self.arun(tool_call)).text
 
     def run(self, tool_call: Mapping[str, Any]) -> ToolOutcome:
-        """Run one call and tell how it went.
+        """Run one call and return what became of it.
 
         Raises:
             KeyboardInterrupt: Ctrl-C while it ran; the tool is abandoned.
@@ -210,14 +210,22 @@ class ToolManager:
                 raise
             return self._failed(ready, error)
 
-    async def arun(self, tool_call: Mapping[str, Any]) -> ToolOutcome:
-        """Run one call and tell how it went; cancelling it abandons the tool."""
+    async def arun(
+        self, tool_call: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> ToolOutcome:
+        """Run one call and return what became of it; cancelling it abandons the tool.
+
+        Args:
+            tool_call: As the model wrote it.
+            timeout_s: A limit of this call, next to those of the tool and the manager.
+        """
         ready = self._prepare(tool_call)
         if isinstance(ready, ToolOutcome):
             return ready
+        limits_s = [limit for limit in (ready.timeout_s, timeout_s) if limit is not None]
         try:
-            if ready.timeout_s is not None:
-                return await self._arun_within(ready, ready.timeout_s)
+            if limits_s:
+                return await self._arun_within(ready, min(limits_s))
             return self._succeeded(ready, await _acall(ready))
         except asyncio.CancelledError as error:
             if is_cancelled():
@@ -225,7 +233,7 @@ class ToolManager:
                 raise
             return self._failed(ready, error)
         except BaseException as error:
-            # A `GeneratorExit` also ends a coroutine that nobody awaits any more.
+            # A `GeneratorExit` closes a coroutine that is no longer awaited.
             if is_ctrl_c(error) or isinstance(error, GeneratorExit):
                 raise
             return self._failed(ready, error)
@@ -256,7 +264,7 @@ class ToolManager:
         if task.done():
             try:
                 return self._succeeded(ready, task.result())
-            # Whoever runs the loop has the first already, and the second would seem to end us.
+            # asyncio has re-raised a KeyboardInterrupt; GeneratorExit would close this coroutine.
             except (KeyboardInterrupt, GeneratorExit) as error:
                 return self._failed(ready, error)
         cancel_without_waiting(task)
@@ -295,7 +303,9 @@ class ToolManager:
 
     def _succeeded(self, ready: _Ready, result: object) -> ToolOutcome:
         return ToolOutcome(
-            text=to_text(result, max_chars=self.max_result_chars), tool_name=ready.name
+            text=to_text(result, max_chars=self.max_result_chars),
+            tool_name=ready.name,
+            value=result,
         )
 
     def _failed(self, ready: _Ready, error: BaseException) -> ToolOutcome:
@@ -317,30 +327,34 @@ class ToolManager:
                 why = f"all {pool.max_threads} threads were busy and it never started"
                 return self._refused("timeout", ready.name, f"tool {ready.name!r}: {reason}: {why}")
             pool.abandon(future)
-        _abandon(ready.tool, reason)
-        return self._refused("timeout", ready.name, f"tool {ready.name!r} gave {reason}")
+        value = _abandon(ready.tool, reason)
+        return self._refused("timeout", ready.name, f"tool {ready.name!r} gave {reason}", value)
 
-    def _refused(self, kind: ToolErrorKind, name: str, message: str) -> ToolOutcome:
-        return refused(kind, name, message, max_chars=self.max_result_chars)
+    def _refused(
+        self, kind: ToolErrorKind, name: str, message: str, value: Any = None
+    ) -> ToolOutcome:
+        return refused(kind, name, message, max_chars=self.max_result_chars, value=value)
 
 
 def _call(ready: _Ready) -> Any:
-    result = ready.tool(ready.name, ready.arguments)
+    call = ready.tool.call_value if isinstance(ready.tool, Tool) else ready.tool
+    result = call(ready.name, ready.arguments)
     return result if isinstance(result, str) else finish(result)
 
 
 async def _acall(ready: _Ready) -> Any:
+    if isinstance(ready.tool, Tool):
+        return await finish_async(ready.tool.acall_value(ready.name, ready.arguments))
     acall = getattr(ready.tool, "acall", None)
     if acall is None:
         return await finish_async(run_blocking(ready.tool, ready.name, ready.arguments))
     return await finish_async(acall(ready.name, ready.arguments))
 
 
-def _abandon(tool: Any, reason: str) -> None:
+def _abandon(tool: Any, reason: str) -> Any:
     abandon = getattr(tool, "abandon", None)
-    if abandon is None:
-        return
     try:
-        abandon(reason)
+        return None if abandon is None else abandon(reason)
     except Exception:
         logger.exception("abandon(%r) of %r failed", reason, tool)
+        return None

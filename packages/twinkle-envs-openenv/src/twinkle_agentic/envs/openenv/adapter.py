@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic.envs.base import Env, StepResult
@@ -116,7 +116,10 @@ class Adapter(Env):
         self, text: str, answer: Any, *, reward: Any, done: bool, metadata: dict[str, Any]
     ) -> StepResult:
         """Make the result of a step; `answer` is what the environment said, for its errors."""
-        result = self._episode.scored(text, reward, done=done, info={"metadata": metadata})
+        info: dict[str, Any] = {"metadata": metadata}
+        if done and (metadata.get("truncated") or _field(answer, "truncated") is True):
+            info["truncated"] = True
+        result = self._episode.scored(text, reward, done=done, info=info)
         error = mcp_error(answer)
         if error is not None and reward is None:
             result.info.update(error=error, error_kind=str(ErrorKind.TOOL), retryable=False)
@@ -129,6 +132,12 @@ class Adapter(Env):
         else:
             text = render_observation(fields, first=first)
         return text if self._max_chars is None else truncate_middle(text, self._max_chars)
+
+
+def _field(observation: Any, name: str) -> Any:
+    if isinstance(observation, Mapping):
+        return cast("Mapping[str, Any]", observation).get(name)
+    return getattr(observation, name, None)
 
 
 def require_one_name(env_name: str | None, env_cls: object, *, example: str) -> None:

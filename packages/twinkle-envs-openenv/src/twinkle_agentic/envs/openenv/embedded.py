@@ -229,7 +229,8 @@ class OpenEnv(Adapter):
 
         Returns:
             `info` holds `episode_reward` and `metadata`. Arguments that make no action are
-            `done=False` with `error`; an environment that raised is `done=True` until `reset`.
+            `done=False` with `error`, and so is a step in which the environment raised, as on a
+            server. After an error named in `Env.fatal_errors` it is `done=True` until `reset`.
         """
         number = episode_number(self)
         try:
@@ -269,7 +270,8 @@ class OpenEnv(Adapter):
             except TwinkleEnvError:
                 raise
             except BaseException as error:
-                self._episode.lose(f"the environment raised {error!r}", kind=ErrorKind.ENV)
+                if self._is_fatal(error):
+                    self._episode.lose(f"the environment raised {error!r}", kind=ErrorKind.ENV)
                 if not isinstance(error, (Exception, SystemExit)):
                     raise
                 raise EnvError(f"{type(error).__name__}: {error}") from error
@@ -309,6 +311,9 @@ class OpenEnv(Adapter):
             returned = self._runner.run(method(self._env, "step"), action)
             result = read_result(returned)
         except BaseException as error:
+            if not self._is_fatal(error):  # the model may recover, as on a server
+                log_raised(error, f"the step of {type(self._env).__name__}")
+                return self._episode.failed(str(error) or repr(error), kind=ErrorKind.TOOL)
             reason = f"{type(error).__name__}: {error}" if str(error) else repr(error)
             self._episode.lose(f"the environment raised {reason}", kind=ErrorKind.ENV)
             if not isinstance(error, (Exception, SystemExit)):
@@ -332,6 +337,10 @@ class OpenEnv(Adapter):
             done=result.done,
             metadata=result.metadata,
         )
+
+    def _is_fatal(self, error: BaseException) -> bool:
+        fatal = (TwinkleEnvError, TimeoutError, ConnectionError, *self.fatal_errors)
+        return not isinstance(error, Exception) or isinstance(error, fatal)
 
     def _handle(self, handler: Handler, arguments: dict[str, Any]) -> StepResult:
         try:

@@ -64,7 +64,6 @@ def execute(
             api=api,
             env_factory=env_factory,
             trace_dir=str(output.traces),
-            success_callback=lambda trajectory: (trajectory.get("reward") or 0) > 0,
             on_done=on_done,
             **rollout_options,
         )
