@@ -41,6 +41,7 @@ BASE = "http://10.0.0.5:8000"
 def test_public_names() -> None:
     assert package.__all__ == [
         "ActionRefusedError",
+        "CodingTaskEnv",
         "EnvPool",
         "EnvPoolAdapter",
         "OpenEnv",

@@ -57,10 +57,13 @@ _FAULTS: list[tuple[list[object], str]] = [
     ([], "holds no task"),
     ([{"messages": []}], "`messages` is empty"),
     ([{"messages": [{"role": "usr", "content": "x"}]}], "role 'usr' is none of system"),
-    ([{"prompt": "x", "tests": "assert x = 1"}], "column 'tests' is no valid Python"),
-    ([{"prompt": "x", "tests": " "}], "column 'tests' is empty"),
-    ([{"prompt": "x", "tests": "-" * 100_000 + "1"}], "column 'tests' is no valid Python: "),
-    ([{"prompt": "x", "tests": "a" + ".b" * 99_999}], "column 'tests' is no valid Python: "),
+    (
+        [{"prompt": "x", "tests": "assert x = 1"}],
+        "column 'tests': line 1 of the tests: no valid Python",
+    ),
+    ([{"prompt": "x", "tests": " "}], "column 'tests': they are empty"),
+    ([{"prompt": "x", "tests": "-" * 100_000 + "1"}], "column 'tests': no valid Python: "),
+    ([{"prompt": "x", "tests": "a" + ".b" * 99_999}], "column 'tests': no valid Python: "),
     (['{"prompt": "x", "prompt": "y"}'], "line 1: no valid JSON: the name 'prompt' stands twice"),
     (['{"prompt": "x", "user_data": {"a": 1, "a": 2}}'], "the name 'a' stands twice"),
     ([{"prompt": "x", "seed": 1, "user_data": {"seed": 2}}], "'seed' is 1 and in `user_data` 2"),
@@ -74,14 +77,18 @@ _FAULTS: list[tuple[list[object], str]] = [
     ),
     ([{"prompt": "x", "level": 3}], "what is yours goes into `user_data`"),
     (
-        [{"prompt": "x", "tests": "import math\ndef test_add():\n    assert add(1, 2) == 3"}],
-        "column 'tests' has no assert and no call outside the functions it defines",
+        [{"prompt": "x", "tests": "import math\ndef check():\n    assert add(1, 2) == 3"}],
+        "column 'tests': all their checks stand in functions and classes that nothing calls",
     ),
     (
-        [{"prompt": "x", "tests": "class TestAdd:\n    def test(self):\n        assert add(1, 2)"}],
-        "call them, or assert outside them",
+        [{"prompt": "x", "tests": "class Add:\n    def test(self):\n        assert add(1, 2)"}],
+        "name them test... or call them",
     ),
-    ([{"prompt": "x", "tests": "check = lambda: add(1, 2)"}], "column 'tests' has no assert"),
+    ([{"prompt": "x", "tests": "check = lambda: add(1, 2)"}], "'tests': they have no assert"),
+    (
+        [{"prompt": "x", "tests": "import math\nrev('ab') == 'ba'"}],
+        "line 2 of the tests: `rev('ab') == 'ba'` compares and does nothing with it",
+    ),
 ]
 
 
@@ -102,6 +109,8 @@ def test_a_fault_is_one_line_that_names_the_place(
         "def check(f):\n    assert f(1, 2) == 3\ncheck(add)",
         "for n in (1, 2):\n    if add(n, n) != 2 * n:\n        raise ValueError(n)",
         "class Cases:\n    assert add(1, 2) == 3",
+        "import math\ndef test_add():\n    assert add(1, 2) == 3",
+        "class TestAdd:\n    def test(self):\n        assert add(1, 2)",
     ],
 )
 def test_tests_that_can_fail_are_taken(tmp_path: Path, tests: str) -> None:

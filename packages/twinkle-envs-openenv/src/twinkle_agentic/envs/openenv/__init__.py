@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from twinkle_agentic.envs.openenv.client import OpenEnvClient
+    from twinkle_agentic.envs.openenv.coding_task import CodingTaskEnv
     from twinkle_agentic.envs.openenv.embedded import OpenEnv
     from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
     from twinkle_agentic.envs.openenv.pool import EnvPool, EnvPoolAdapter
 
 __all__ = [
     "ActionRefusedError",
+    "CodingTaskEnv",
     "EnvPool",
     "EnvPoolAdapter",
     "OpenEnv",
@@ -26,6 +28,7 @@ __all__ = [
 
 _MODULES = {
     "ActionRefusedError": "errors",
+    "CodingTaskEnv": "coding_task",
     "EnvPool": "pool",
     "EnvPoolAdapter": "pool",
     "OpenEnv": "embedded",

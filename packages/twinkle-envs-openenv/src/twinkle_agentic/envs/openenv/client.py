@@ -287,6 +287,18 @@ class OpenEnvClient(Adapter):
         frame = self._execution_frame(action)
         return self._raw(await self._server.request(MessageType.STEP, frame))
 
+    async def aexecute_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Send the fields of an action as they are, and return the answer as it came.
+
+        As `aexecute`, but past the client class, which may drop fields (`metadata` above all).
+
+        Raises as `execute`.
+        """
+        if self._episode.lost is not None:
+            raise SessionClosedError(f"there is no episode, call reset: {self._episode.lost}")
+        frame = encode(MessageType.STEP, dict(fields), max_bytes=self._max_action_bytes)
+        return await self._server.request(MessageType.STEP, frame)
+
     def start_episode(self, kwargs: Mapping[str, Any]) -> Any:
         """Start a new episode with these reset arguments alone and return the server's answer.
 

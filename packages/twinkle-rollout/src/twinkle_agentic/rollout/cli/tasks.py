@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
+from twinkle_agentic.envs.verdict import TaskFaultError, compile_tests
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.tools.text import clean_text
 from twinkle_agentic.tools.types import Trajectory
@@ -150,31 +150,10 @@ def _check_columns(where: str, row: dict[str, Any], needs: Sequence[str]) -> Non
 def _check_tests(where: str, tests: str | None) -> None:
     if tests is None:
         return
-    if not tests.strip():
-        raise RefusedError(f"{where}: column 'tests' is empty, so every solution would pass")
     try:
-        source = ast.parse(tests, "<tests>")
-        compile(source, "<tests>", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # nested too deeply
-        why = str(error) or type(error).__name__
-        raise RefusedError(f"{where}: column 'tests' is no valid Python: {why}") from error
-    if not _can_fail(source):
-        raise RefusedError(
-            f"{where}: column 'tests' has no assert and no call outside the functions it defines, "
-            "so it tells no wrong solution from a right one: call them, or assert outside them"
-        )
-
-
-def _can_fail(source: ast.Module) -> bool:
-    """Tell whether running the source checks anything: functions are only defined by it."""
-    left: list[ast.AST] = [source]
-    while left:
-        node = left.pop()
-        if isinstance(node, (ast.Assert, ast.Raise, ast.Call)):
-            return True
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            left.extend(ast.iter_child_nodes(node))
-    return False
+        compile_tests(tests)
+    except TaskFaultError as error:
+        raise RefusedError(f"{where}: column 'tests': {error}") from error
 
 
 def _trajectory(where: str, row: dict[str, Any], task_id: str) -> Trajectory:

@@ -1,0 +1,8 @@
+"""A verdict of unit tests over a solution, which the solution cannot forge."""
+
+from __future__ import annotations
+
+from twinkle_agentic.envs.verdict.compiled import CompiledTests, compile_tests
+from twinkle_agentic.envs.verdict.types import CaseResult, Reason, TaskFaultError, Verdict
+
+__all__ = ["CaseResult", "CompiledTests", "Reason", "TaskFaultError", "Verdict", "compile_tests"]
