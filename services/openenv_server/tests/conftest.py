@@ -103,11 +103,3 @@ def server(serve: Serve, command: list[str]) -> Iterator[Server]:
     options += ["--worker-memory-mb", "1000", "--max-queue", "0"]
     with serve([*command, *options]) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def fresh_server(serve: Serve, command: list[str]) -> Iterator[Server]:
-    """Run one for the tests of memory, which nothing has grown and no step finds short of time."""
-    options = ["--max-concurrent-envs", "4", "--worker-memory-mb", "1000", "--max-queue", "0"]
-    with serve([*command, *options]) as running:
-        yield running

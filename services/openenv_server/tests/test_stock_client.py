@@ -20,7 +20,7 @@ def test_stock_client_runs_an_episode(server: Any) -> None:
         assert env.step({"code": "x = [1, 2]\nprint(sum(x))"}).observation["stdout"] == "3\n"
         failed = env.step({"code": "print('a')\nx[9]"})
         assert failed.observation["stdout"] == "a\n"
-        assert failed.observation["stderr"].endswith("IndexError: list index out of range")
+        assert failed.observation["stderr"].endswith("IndexError: list index out of range\n")
         assert failed.observation["exit_code"] == 1
         assert failed.done is False
         state = env.state()

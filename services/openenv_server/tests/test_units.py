@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 import openenv_server
-from openenv_server.executor import ExecResult, Failure
+from openenv_server.environment import CodingEnvironment
+from openenv_server.limits import Failure, SessionLimits
 from openenv_server.output import BoundedText, bound_text
+from openenv_server.session import CodeResult
 from openenv_server.settings import Settings, SettingsError
+from openenv_server.wire import CodeAction
 
 
 def _python(code: str, **env: str) -> str:
@@ -33,9 +36,9 @@ def _python(code: str, **env: str) -> str:
 def test_settings_reach_a_worker_as_they_are() -> None:
     settings = Settings(
         max_concurrent_envs=7,
-        executor="stock",
+        memory_mb=100,
         step_timeout_s=0.25,
-        extra_imports=("json",),
+        packages=("numpy",),
         allowed_hosts=("a.example",),
         token=("a-long-secret",),
     )
@@ -50,14 +53,14 @@ def test_arguments_come_before_variables(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_settings_and_their_error_pickle() -> None:
     assert pickle.loads(pickle.dumps(Settings())) == Settings()
-    with pytest.raises(SettingsError, match="CODE_EXECUTOR is 'x'") as caught:
-        Settings.load(executor="x")
+    with pytest.raises(SettingsError, match="CODE_ISOLATION is 'x'") as caught:
+        Settings.load(isolation="x")
     copy = pickle.loads(pickle.dumps(caught.value))
-    assert (copy.setting, str(copy)) == ("CODE_EXECUTOR", str(caught.value))
+    assert (copy.setting, str(copy)) == ("CODE_ISOLATION", str(caught.value))
 
 
 def test_result_pickles() -> None:
-    result = ExecResult(stdout="a", stderr="b", exit_code=1, failure=Failure.TIMEOUT)
+    result = CodeResult(stdout="a", stderr="b", exit_code=1, failure=Failure.TIMEOUT)
     assert pickle.loads(pickle.dumps(result)) == result
 
 
@@ -115,8 +118,8 @@ CODING_ENV = {
     "server/__init__.py": "",
     "server/python_codeact_env.py": """
         from openenv.core.env_server.interfaces import Environment
-        from openenv.core.tools import PyExecutor
         from ..models import CodeAction, CodeObservation, CodeState
+        PyExecutor = object
         class PythonCodeActEnv(Environment):
             def __init__(self):
                 self._executor = PyExecutor()
@@ -158,6 +161,7 @@ def test_where_coding_env_is_installed_its_environment_is_the_base(tmp_path: Pat
             env.reset(episode_id="mine")
             ok = env.step(CodeAction(code="print(1)"))
             bad = env.step(CodeAction(code="raise SystemExit(3)"))
+            env.close()
             print(json.dumps([issubclass(CodingEnvironment, PythonCodeActEnv),
                 CodingEnvironment.SUPPORTS_CONCURRENT_SESSIONS, env.state.episode_id,
                 ok.stdout, ok.reward, ok.metadata, bad.exit_code, bad.metadata["failure"]]))
@@ -165,7 +169,7 @@ def test_where_coding_env_is_installed_its_environment_is_the_base(tmp_path: Pat
             PYTHONPATH=str(tmp_path),
         )
     )
-    metadata = {"own": 1, "executor": "smolagents-strict", "base": "coding_env"}
+    metadata = {"own": 1, "executor": "cpython", "base": "coding_env", "state": "kept"}
     assert seen == [True, True, "mine", "1\n", 0.5, metadata, 3, "exception"]
 
 
@@ -174,3 +178,27 @@ def test_a_broken_coding_env_is_not_passed_over(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         _python("import openenv_server.environment", PYTHONPATH=str(tmp_path))
     assert "no_such_module_here" in caught.value.stderr
+
+
+def test_environment_runs_without_a_server() -> None:
+    env = CodingEnvironment(SessionLimits(spares=0))
+    first = env.reset(seed=1, episode_id="a")
+    observation = env.step(CodeAction(code="print(1 + 1)"))
+    assert (first.stdout, observation.stdout, env.state.step_count) == ("", "2\n", 1)
+    assert observation.metadata["state"] == "kept"
+    fresh = CodeAction(code="print('fresh')", metadata={"fresh": True, "timeout_s": 1})
+    assert env.step(fresh).stdout == "fresh\n"
+    assert (env.state.step_count, env.state.episode_id) == (1, "a")
+    with pytest.raises(ValueError, match="give a number of seconds above 0"):
+        env.step(CodeAction(code="1", metadata={"fresh": True, "timeout_s": "soon"}))
+    env.close()
+    env.close()
+
+
+def test_a_lone_surrogate_does_not_cost_the_output() -> None:
+    env = CodingEnvironment(SessionLimits(spares=0))
+    code = "import sys\nprint('a' + chr(0xD800) + 'b', file=sys.stderr)\nprint('c')"
+    step = env.step(CodeAction(code=code))
+    env.close()
+    assert step.model_dump_json()
+    assert (step.stdout, step.stderr, step.exit_code) == ("c\n", "a\\ud800b\n", 0)

@@ -24,11 +24,13 @@ from starlette.applications import Starlette
 
 from openenv_server.concurrent import concurrent_app
 from openenv_server.environment import CodingEnvironment
+from openenv_server.session import Sessions
 from openenv_server.settings import Settings
 from openenv_server.wire import CodeAction, CodeObservation, CodeState
 
 # MAX_CONCURRENT_ENVS and the other variables; a bad one ends the process with its name.
 settings = Settings.load()
+sessions = Sessions(settings.limits)  # starts the interpreters; entered with the application
 
 
 class ConcurrentCodingEnv(CodingEnvironment):
@@ -46,7 +48,7 @@ class ConcurrentCodingEnv(CodingEnvironment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
-        super().__init__(settings)
+        super().__init__(sessions=sessions)
 
 
 app: Starlette = concurrent_app(
@@ -58,4 +60,5 @@ app: Starlette = concurrent_app(
     max_concurrent_envs=settings.max_concurrent_envs,
     max_queue=settings.max_queue,
     queue_timeout_s=settings.queue_timeout_s,
+    lifespan=lambda: sessions,
 )

@@ -188,8 +188,7 @@ class Channel(asyncio.Protocol):
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # of uvloop: no subclass of it
         self.reason = ""
 
     def data_received(self, data: bytes) -> None:

@@ -6,7 +6,16 @@ is light: `openenv` is loaded by `openenv_server.lean`, for the modules that nee
 
 from __future__ import annotations
 
-from openenv_server.executor import ExecResult, Executor
+from openenv_server.limits import Failure, SessionLimits
+from openenv_server.session import CodeResult, CodeSession, Sessions
 from openenv_server.settings import Settings, SettingsError
 
-__all__ = ["ExecResult", "Executor", "Settings", "SettingsError"]
+__all__ = [
+    "CodeResult",
+    "CodeSession",
+    "Failure",
+    "SessionLimits",
+    "Sessions",
+    "Settings",
+    "SettingsError",
+]

@@ -7,15 +7,19 @@ own queue; `twinkle-openenv-server --workers` shares them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from openenv_server._gate import Admission
 from openenv_server.concurrent import concurrent_app
 from openenv_server.environment import CodingEnvironment
-from openenv_server.memory import return_large_blocks
+from openenv_server.packages import MissingPackageError
+from openenv_server.session import Sessions
 from openenv_server.settings import Settings, SettingsError
 from openenv_server.wire import CodeAction, CodeObservation, CodeState
+from twinkle_isolation import IsolationUnavailableError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -36,9 +40,9 @@ def make_app(settings: Settings | None = None, *, gate: Admission | None = None)
         SettingsError: An environment variable has a value that cannot be used.
     """
     chosen = Settings.load() if settings is None else settings
-    return_large_blocks()
+    sessions = Sessions(chosen.limits)
     return concurrent_app(
-        partial(CodingEnvironment, chosen),
+        partial(CodingEnvironment, sessions=sessions),
         CodeAction,
         CodeObservation,
         CodeState,
@@ -50,8 +54,21 @@ def make_app(settings: Settings | None = None, *, gate: Admission | None = None)
         tokens=chosen.token,
         allowed_hosts=chosen.allowed_hosts,
         only_loopback=not chosen.insecure,
+        lifespan=partial(_lifespan, sessions),
         gate=gate,
     )
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(sessions: Sessions) -> AsyncGenerator[None]:
+    try:
+        await sessions.start()
+    except (IsolationUnavailableError, MissingPackageError) as error:
+        raise SystemExit(f"openenv_server: {error}") from None
+    try:
+        yield
+    finally:
+        await sessions.close()
 
 
 def __getattr__(name: str) -> Any:

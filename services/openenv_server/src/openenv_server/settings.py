@@ -7,32 +7,18 @@ variables. A bad value stops the server before it serves anything.
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-__all__ = ["EXECUTOR_NAMES", "Settings", "SettingsError", "variable_of"]
+from openenv_server.limits import SessionLimits
 
-EXECUTOR_NAMES = ("strict", "stock")
-"""Values of `CODE_EXECUTOR`; `openenv_server.executors` makes them."""
+__all__ = ["Settings", "SettingsError", "variable_of"]
 
 _PREFIX = "OPENENV_SERVER_"
-_DEFAULT_IMPORTS = (
-    "abc",
-    "bisect",
-    "collections.abc",
-    "copy",
-    "dataclasses",
-    "decimal",
-    "enum",
-    "fractions",
-    "functools",
-    "heapq",
-    "json",
-)
 
 
 class SettingsError(ValueError):
@@ -63,8 +49,6 @@ def _modules(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError("set it to module names with commas between")
-        if importlib.util.find_spec(name.partition(".")[0]) is None:
-            raise ValueError(f"{name!r} is not installed: install it or take it out")
     return names
 
 
@@ -185,12 +169,6 @@ class Settings(BaseSettings):
         "threads need. 0 is no limit.",
     )
 
-    executor: Literal["strict", "stock"] = Field(
-        default="strict",
-        validation_alias="CODE_EXECUTOR",
-        description="`strict` does what CPython does or fails the step; `stock` is the interpreter "
-        "of OpenEnv's coding_env, wrong values included.",
-    )
     step_timeout_s: float = Field(
         default=30.0,
         ge=0.1,
@@ -212,11 +190,62 @@ class Settings(BaseSettings):
         validation_alias="CODE_MAX_CODE_CHARS",
         description="Longer code is a failed step; the session lives.",
     )
-    extra_imports: Annotated[_Words, AfterValidator(_modules)] = Field(
-        default=_DEFAULT_IMPORTS,
-        validation_alias="CODE_EXTRA_IMPORTS",
-        description="Modules the code may import besides the interpreter's own, with commas "
+    step_cpu_s: float = Field(
+        default=60.0,
+        ge=0.1,
+        le=10_000_000,
+        validation_alias="CODE_STEP_CPU_S",
+        description="Seconds of processor time for one step, of all processes of the session.",
+    )
+    memory_mb: int = Field(
+        default=512,
+        ge=64,
+        le=1_000_000,
+        validation_alias="CODE_MEMORY_MB",
+        description="Memory of a session in MiB.",
+    )
+    processes: int = Field(
+        default=64,
+        ge=4,
+        le=30_000,
+        validation_alias="CODE_PROCESSES",
+        description="Processes and threads of a session.",
+    )
+    disk_mb: int = Field(
+        default=64,
+        ge=1,
+        le=1_000_000,
+        validation_alias="CODE_DISK_MB",
+        description="Files of a session in MiB; they are kept in memory.",
+    )
+    packages: _Words = Field(
+        default=(),
+        validation_alias="CODE_PACKAGES",
+        description="Installed packages the code may import, with what they require; commas "
         "between.",
+    )
+    preload: Annotated[_Words, AfterValidator(_modules)] = Field(
+        default=(),
+        validation_alias="CODE_PRELOAD",
+        description="Modules imported once, whose memory all sessions share; commas between.",
+    )
+    isolation: Literal["bubblewrap", "process"] = Field(
+        default="bubblewrap",
+        validation_alias="CODE_ISOLATION",
+        description="`bubblewrap`: namespaces, or the server does not start. `process`: limits "
+        "only; the code then has this server's network and can read what it may.",
+    )
+    network: bool = Field(
+        default=False,
+        validation_alias="CODE_NETWORK",
+        description="Give the code this server's network.",
+    )
+    spares: int = Field(
+        default=4,
+        ge=0,
+        le=1_000,
+        validation_alias="CODE_SPARES",
+        description="Sessions that each worker keeps ready.",
     )
 
     @model_validator(mode="after")
@@ -245,6 +274,12 @@ class Settings(BaseSettings):
     def is_loopback(self) -> bool:
         """Whether only this machine reaches `host`."""
         return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
+
+    @property
+    def limits(self) -> SessionLimits:
+        """The limits of a session."""
+        names = {field.name for field in dataclasses.fields(SessionLimits)}
+        return SessionLimits(**self.model_dump(include=names))
 
     @property
     def max_message_bytes(self) -> int:

@@ -47,7 +47,7 @@ def prepare(paths: Sequence[str], preload: Sequence[str]) -> None:
     _prepared[:] = ["", *paths, *(path for path in sys.path if not path.endswith("/twinkle/lib"))]
     sys.path[:] = [*own, *_prepared[1:]]
     try:
-        for name in preload:
+        for name in [*preload, *(["numpy.random"] if "numpy" in preload else [])]:
             try:
                 importlib.import_module(name)
             except Exception as error:
