@@ -297,6 +297,46 @@ def show(
 
 
 @app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="The output folder of a run.")],
+    env: Annotated[str, typer.Option(help="As for `run`: what made the environments.")],
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Trajectories by their id; all of them without.")
+    ] = None,
+    base_url: Annotated[
+        list[str] | None, typer.Option(help="The OpenEnv server.", envvar="OPENENV_BASE_URL")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes at once.")] = 64,
+    step_timeout_s: Annotated[
+        float,
+        typer.Option(min=0.001, callback=_finite, metavar="SEC", help="Seconds for one step."),
+    ] = 120.0,
+    score_only: Annotated[
+        bool, typer.Option("--score-only", help="Play no step: run `evaluate` alone.")
+    ] = False,
+) -> None:
+    """Play the recorded actions again in fresh environments, without a model, and compare.
+
+    Says for each trajectory whether observations, rewards and the end came out the same, and where
+    not, at which step and what differed. Exit code 1 where anything differs or could not be played.
+    """
+    from twinkle_agentic.rollout.cli.replay import replay_run
+
+    _exit(
+        lambda console: replay_run(
+            console,
+            run,
+            env=env,
+            base_urls=base_url or (),
+            ids=ids or (),
+            concurrency=concurrency,
+            step_timeout_s=step_timeout_s,
+            score_only=score_only,
+        )
+    )
+
+
+@app.command()
 def doctor(
     openenv_url: Annotated[
         list[str] | None, typer.Option("--openenv-url", help="An OpenEnv server to ask.")
