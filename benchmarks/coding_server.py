@@ -86,6 +86,10 @@ async def timed(action: Callable[[], Awaitable[object]], rounds: int) -> list[fl
     return samples
 
 
+async def print_steps(ws: ClientConnection, rounds: int) -> list[float]:
+    return await timed(lambda: ask(ws, "step", code=PRINT), rounds)
+
+
 def spread(samples: list[float]) -> str:
     ordered = sorted(samples)
     return f"{statistics.median(ordered):.2f} / {ordered[int(len(ordered) * 0.99)]:.2f}"
@@ -134,10 +138,8 @@ async def measure(url: str, pid: int, rounds: int, counts: list[int]) -> dict[st
             samples: list[float] = []
             begun = time.perf_counter()
 
-            async def steps(ws: ClientConnection, each: int = each) -> None:
-                samples.extend(await timed(lambda: ask(ws, "step", code=PRINT), each))
-
-            await asyncio.gather(*map(steps, made))
+            for taken in await asyncio.gather(*(print_steps(ws, each) for ws in made)):
+                samples += taken
             rate = count * each / (time.perf_counter() - begun)
             rows[f"{count} sessions: step, ms p50 / p99"] = spread(samples)
             rows[f"{count} sessions: steps / s"] = f"{rate:,.0f}"
