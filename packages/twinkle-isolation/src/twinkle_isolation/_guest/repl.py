@@ -14,6 +14,7 @@ import atexit
 import builtins
 import codecs
 import contextlib
+import io
 import json
 import linecache
 import os
@@ -39,7 +40,7 @@ _FUTURE = sum({getattr(__future__, name).compiler_flag for name in __future__.al
 
 # The code may replace these in their modules.
 _dumps, _loads, _exit, _getpid = json.dumps, json.loads, os._exit, os.getpid
-_compile, _exec, _parse, _print_exception = compile, exec, ast.parse, traceback.print_exception
+_compile, _exec, _format_exception = compile, exec, traceback.format_exception
 
 
 def main() -> None:
@@ -88,8 +89,9 @@ class _Session:
         self.flags = 0
         self.running = False
         # asyncio compares the handler with this name before it installs its own.
-        signal.default_int_handler = self.on_interrupt  # pyright: ignore[reportAttributeAccessIssue]
-        signal.signal(signal.SIGINT, self.on_interrupt)
+        handler = self.on_interrupt
+        signal.default_int_handler = handler  # pyright: ignore[reportAttributeAccessIssue]
+        signal.signal(signal.SIGINT, handler)
 
     def on_interrupt(self, number: int, frame: FrameType | None) -> None:
         """Stop the code; between two steps there is none to stop."""
@@ -194,13 +196,29 @@ def _report(error: BaseException) -> int:
         kind, value, trace = type(error), error, error.__traceback__
         if sys.excepthook is sys.__excepthook__:
             _flush()
-            _print_exception(kind, value, trace)
+            print(_text_of(value), end="", file=sys.stderr)  # noqa: T201  # as Python does
         else:
             sys.excepthook(kind, value, trace)
     except BaseException as failed:
         with contextlib.suppress(BaseException):
             os.write(2, f"{type(error).__name__} ({type(failed).__name__} in its text)\n".encode())
     return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _text_of(error: BaseException) -> str:
+    """Format an exception as the interpreter does."""
+    lines = _format_exception(error)
+    if sys.version_info < (3, 12) and isinstance(error, (NameError, AttributeError)):
+        # Only the interpreter itself knows what could have been meant, and it has no source lines.
+        stderr, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            sys.__excepthook__(type(error), error, error.__traceback__)
+            last = sys.stderr.getvalue().rpartition("\n" + lines[-1].rstrip("\n"))[2]
+        finally:
+            sys.stderr = stderr
+        if last.startswith(". Did you mean"):
+            lines[-1] = lines[-1].rstrip("\n") + last
+    return "".join(lines)
 
 
 def _exit_code(code: object) -> int:
