@@ -65,7 +65,7 @@ class Player:
     async def acomplete(
         self, trajectory: Any, sampling_params: Any, *, timeout_s: float | None, **_: Any
     ) -> Any:
-        from twinkle_agentic.protocol.reply import Completion
+        from twinkle_agentic.protocol._reply import Completion
 
         await asyncio.sleep(0)
         if self._on_guess is not None:
@@ -163,7 +163,7 @@ class Caller:
     """Calls the one tool there is."""
 
     async def acomplete(self, trajectory: Any, sampling_params: Any, **_: Any) -> Any:
-        from twinkle_agentic.protocol.reply import Completion
+        from twinkle_agentic.protocol._reply import Completion
 
         name = trajectory["tools"][0]["function"]["name"]
         call = {"id": "1", "type": "function", "function": {"name": name, "arguments": "{}"}}

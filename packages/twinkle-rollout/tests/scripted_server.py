@@ -278,7 +278,7 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
                 return web.Response(
                     body=b'{"choices": [{"message": {"content": "a\\ud800b", "tool_calls": [{"id": '
                     b'"s", "function": {"name": "echo", "arguments": '
-                    b'"{\\"text\\": \\"\\\\ud800\\"}"}}]}}]}',
+                    b'"{\\"text\\": \\"\\\\ud800\\"}"}}]}, "finish_reason": "tool_calls"}]}',
                     content_type="application/json",
                 )
             sent = await request.text()

@@ -13,18 +13,12 @@ from typing import Any
 import pytest
 
 from twinkle_agentic.envs.base import Env, StepResult
-from twinkle_agentic.envs.errors import CapacityError, SandboxLostError
-from twinkle_agentic.rollout import APIMultiTurnRollout
-from twinkle_agentic.rollout import attempts as attempts_module
+from twinkle_agentic.envs.errors import CapacityError, EnvError, SandboxLostError
+from twinkle_agentic.rollout import APIMultiTurnRollout, RetryPolicy
 from twinkle_agentic.tools import ToolManager
 
 LOST = StepResult.failed(SandboxLostError("the sandbox is gone"))
 TOOL: Any = {"type": "function", "function": {"name": "echo", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts_module, "_FIRST_PAUSE_S", 0.001)
 
 
 class Shaky(Env):
@@ -72,7 +66,13 @@ class Book:
         return Shaky(self, trajectory["name"])
 
 
-def roll(api: Any, book: Book, *names: str, **options: Any) -> list[dict[str, Any]]:
+def roll(
+    api: Any, book: Book, *names: str, pause_s: float = 0.001, **options: Any
+) -> list[dict[str, Any]]:
+    if "max_attempts" in options:
+        options["retry"] = RetryPolicy(
+            max_attempts=options.pop("max_attempts"), base_delay_s=pause_s
+        )
     given: Any = [{"name": n, "messages": [{"role": "user", "content": "Play."}]} for n in names]
     rollout: Any = APIMultiTurnRollout(api, env_factory=book.factory, **options)
     return rollout(given)
@@ -115,7 +115,7 @@ def test_a_reset_that_finds_no_room_is_tried_again(api: Any) -> None:
     assert (late["reward"], late["attempts"]) == (1.0, 2)
 
 
-@pytest.mark.parametrize("failure", [ValueError("a fault of the env"), StepResult("", -1.0, True)])
+@pytest.mark.parametrize("failure", [EnvError("a fault of the env"), StepResult("", -1.0, True)])
 def test_what_would_fail_again_or_has_a_reward_is_played_once(api: Any, failure: Any) -> None:
     book = Book({"one": [failure]})
     (out,) = roll(api("always"), book, "one", max_attempts=3)
@@ -130,27 +130,21 @@ def test_a_refusal_of_the_endpoint_is_final_and_its_failure_is_not(api: Any) -> 
     assert (failed["stop_reason"], failed["attempts"]) == ("api_error", 3)
 
 
-def test_the_deadline_holds_for_all_attempts_together(
-    api: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts_module, "_FIRST_PAUSE_S", 0.2)
+def test_the_deadline_holds_for_all_attempts_together(api: Any) -> None:
     book = Book({"bad": [LOST] * 1_000})
     started = time.monotonic()
-    (bad,) = roll(api("always"), book, "bad", max_attempts=1_000, deadline_s=1.0)
+    (bad,) = roll(api("always"), book, "bad", max_attempts=1_000, deadline_s=1.0, pause_s=0.2)
     assert time.monotonic() - started < 30
     assert bad["reward"] is None
     assert 1 < bad["attempts"] < 1_000
 
 
-def test_a_cancelled_pause_ends_at_once_with_every_env_closed(
-    api: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts_module, "_FIRST_PAUSE_S", 600.0)
-    monkeypatch.setattr(attempts_module, "_LONGEST_PAUSE_S", 600.0)
+def test_a_cancelled_pause_ends_at_once_with_every_env_closed(api: Any) -> None:
+    retry = RetryPolicy(max_attempts=2, base_delay_s=600.0, max_delay_s=600.0)
     book = Book({"bad": [LOST]})
 
     async def cancelled() -> None:
-        rollout: Any = APIMultiTurnRollout(api("always"), env_factory=book.factory, max_attempts=2)
+        rollout: Any = APIMultiTurnRollout(api("always"), env_factory=book.factory, retry=retry)
         given = [{"name": "bad", "messages": [{"role": "user", "content": "Play."}]}]
         task = asyncio.ensure_future(rollout.arun(given))
         while not book.closes["bad"]:  # noqa: ASYNC110 # the env closes in a thread

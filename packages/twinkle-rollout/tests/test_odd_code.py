@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from twinkle_agentic.envs.base import Env, StepResult
+from twinkle_agentic.protocol._messages import MAX_CALLS
 from twinkle_agentic.rollout import APIMultiTurnRollout
-from twinkle_agentic.rollout.history import MAX_CALLS
 from twinkle_agentic.tools import ToolManager
 
 

@@ -20,9 +20,9 @@ from twinkle_agentic.protocol import (
     RetryPolicy,
     SamplingParams,
 )
-from twinkle_agentic.protocol.reply import error_of
+from twinkle_agentic.protocol._reply import error_of
+from twinkle_agentic.protocol._transport import connection_limit, proxy_for
 from twinkle_agentic.protocol.retry import parse_retry_after
-from twinkle_agentic.protocol.transport import connection_limit, proxy_for
 
 HELLO: Any = {"messages": [{"role": "user", "content": "Hello"}]}
 PARAMS = SamplingParams()

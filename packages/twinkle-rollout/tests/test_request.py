@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from twinkle_agentic.protocol import SamplingParams
-from twinkle_agentic.protocol.request import Conversation, request_body
+from twinkle_agentic.protocol._request import Conversation, request_body
 
 PARAMS = SamplingParams(max_tokens=3)
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "“ü”"}}]

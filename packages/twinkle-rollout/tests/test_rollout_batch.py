@@ -47,11 +47,11 @@ class ByPrompt(API):
     def __init__(self, make: Any) -> None:
         self.make = make
 
-    async def acomplete(self, trajectory: Any, params: Any, **kwargs: Any) -> Any:
+    async def acomplete(self, trajectory: Any, sampling_params: Any, **kwargs: Any) -> Any:
         model = trajectory["messages"][0]["content"].split()[0]
         if model in ("hang", "drip"):
             kwargs["timeout_s"] = 0.3
-        return await self.make(model).acomplete(trajectory, params, **kwargs)
+        return await self.make(model).acomplete(trajectory, sampling_params, **kwargs)
 
     def __call__(self, trajectory: Any, sampling_params: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
@@ -302,7 +302,7 @@ class Plain(API):
 class Endless(API):
     """An API object whose coroutine takes no notice of `timeout_s`."""
 
-    async def acomplete(self, trajectory: Any, params: Any, **kwargs: Any) -> Any:
+    async def acomplete(self, trajectory: Any, sampling_params: Any, **kwargs: Any) -> Any:
         await asyncio.Event().wait()
 
     def __call__(self, trajectory: Any, sampling_params: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.rollout.tokens import token_turn
+from twinkle_agentic.rollout._tokens import token_turn
 
 
 @pytest.mark.parametrize(

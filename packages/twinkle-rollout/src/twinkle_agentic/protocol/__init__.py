@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from twinkle_agentic.protocol._reply import Completion
     from twinkle_agentic.protocol.base import API
     from twinkle_agentic.protocol.errors import (
         ApiConnectionError,
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
         ContextLengthError,
     )
     from twinkle_agentic.protocol.openai import OpenAI
-    from twinkle_agentic.protocol.reply import Completion
     from twinkle_agentic.protocol.retry import RetryPolicy
     from twinkle_agentic.protocol.sampling import SamplingParams
 
@@ -38,7 +38,7 @@ __all__ = [
 
 _MODULES = {
     "API": "base",
-    "Completion": "reply",
+    "Completion": "_reply",
     "OpenAI": "openai",
     "RetryPolicy": "retry",
     "SamplingParams": "sampling",

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from twinkle_agentic._aio.limits import check_count, check_limit
 from twinkle_agentic._aio.loop import run_sync
+from twinkle_agentic.protocol._fields import fields_of
+from twinkle_agentic.protocol._reply import Completion, read_completion
+from twinkle_agentic.protocol._request import request_body
+from twinkle_agentic.protocol._transport import HttpTransport, connection_limit, proxy_for
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.errors import ApiConnectionError, ApiError, ApiTimeoutError
-from twinkle_agentic.protocol.fields import fields_of
-from twinkle_agentic.protocol.reply import Completion, read_completion
-from twinkle_agentic.protocol.request import request_body
 from twinkle_agentic.protocol.retry import RetryPolicy
-from twinkle_agentic.protocol.transport import HttpTransport, connection_limit, proxy_for
 from twinkle_agentic.tools.types import Message, Trajectory
 
 __all__ = ["OpenAI"]
@@ -72,7 +72,7 @@ class OpenAI(API):
     """
 
     bounds_itself = True
-    """`acomplete` ends soon after its limit or a cancellation; a rollout need not guard it."""
+    sends_finish_reason = True
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class OpenAI(API):
             raise ValueError(f"base_url must start with http:// or https://, found {base_url!r}")
         timeout: Any = options.get("timeout", _DEFAULT_TIMEOUT_S)
         check_limit("timeout", timeout)
-        self.timeout_s = float(timeout)
+        self.timeout_s = self._timeout_s = float(timeout)
         if retry is None:
             retries: Any = options.get("max_retries")
             check_count("max_retries", retries, at_least=0, allow_none=True)
@@ -165,7 +165,7 @@ class OpenAI(API):
         if overrides:
             fields = {**overrides, **fields}
         body = request_body(self.model, trajectory, sampling_params, fields)
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         async with self._http.lease() as shared, shared.slots:
             deadline = time.monotonic() + limit_s
             attempt, anew = 1, False

@@ -16,7 +16,7 @@ __all__ = ["RetryPolicy", "parse_retry_after"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Bounds on sending one request again.
+    """Bounds on trying again: one request of a client, or one trajectory of a rollout.
 
     Only what may pass is repeated: HTTP 429 and 5xx (408, 409), connections that failed or broke,
     attempts that timed out. The time limit of the request covers all attempts and the pauses
@@ -43,6 +43,11 @@ class RetryPolicy:
         check_limit("max_delay_s", self.max_delay_s, allow_zero=True)
         check_limit("attempt_timeout_s", self.attempt_timeout_s, allow_none=True)
 
+    def pause_s(self, attempt: int) -> float:
+        """Return the pause after attempt number `attempt` (from 1), shortened at random."""
+        pause_s = min(self.base_delay_s * 2 ** (attempt - 1), self.max_delay_s)
+        return pause_s * (1 - random.random() / 2)
+
     def delay_s(self, error: ApiError, attempt: int) -> float | None:
         """Say how long to wait before the next attempt.
 
@@ -55,8 +60,7 @@ class RetryPolicy:
         """
         if not error.retryable or attempt >= self.max_attempts:
             return None
-        delay = min(self.base_delay_s * 2 ** (attempt - 1), self.max_delay_s)
-        delay *= 1 - random.random() / 2
+        delay = self.pause_s(attempt)
         return delay if error.retry_after_s is None else max(delay, error.retry_after_s)
 
 

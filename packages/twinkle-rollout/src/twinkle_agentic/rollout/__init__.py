@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from twinkle_agentic.protocol.retry import RetryPolicy
     from twinkle_agentic.protocol.sampling import SamplingParams
+    from twinkle_agentic.rollout._token_bridge import extend_with_bridge
     from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
     from twinkle_agentic.rollout.base import Rollout
-    from twinkle_agentic.rollout.bridge import extend_with_bridge
     from twinkle_agentic.rollout.export import json_line, training_trace, write_jsonl
-    from twinkle_agentic.rollout.finished import (
+    from twinkle_agentic.rollout.multi_turn import MultiTurnRollout
+    from twinkle_agentic.rollout.types import (
         FinishedTrajectory,
         SampledTrajectory,
+        StopReason,
         TokenTurn,
     )
-    from twinkle_agentic.rollout.multi_turn import MultiTurnRollout
-    from twinkle_agentic.rollout.types import StopReason
 
 __all__ = [
     "APIMultiTurnRollout",
@@ -41,15 +41,15 @@ __all__ = [
 
 _MODULES = {
     "APIMultiTurnRollout": "twinkle_agentic.rollout.api_multi_turn",
-    "FinishedTrajectory": "twinkle_agentic.rollout.finished",
+    "FinishedTrajectory": "twinkle_agentic.rollout.types",
     "MultiTurnRollout": "twinkle_agentic.rollout.multi_turn",
     "RetryPolicy": "twinkle_agentic.protocol.retry",
     "Rollout": "twinkle_agentic.rollout.base",
-    "SampledTrajectory": "twinkle_agentic.rollout.finished",
+    "SampledTrajectory": "twinkle_agentic.rollout.types",
     "SamplingParams": "twinkle_agentic.protocol.sampling",
     "StopReason": "twinkle_agentic.rollout.types",
-    "TokenTurn": "twinkle_agentic.rollout.finished",
-    "extend_with_bridge": "twinkle_agentic.rollout.bridge",
+    "TokenTurn": "twinkle_agentic.rollout.types",
+    "extend_with_bridge": "twinkle_agentic.rollout._token_bridge",
     "json_line": "twinkle_agentic.rollout.export",
     "training_trace": "twinkle_agentic.rollout.export",
     "write_jsonl": "twinkle_agentic.rollout.export",

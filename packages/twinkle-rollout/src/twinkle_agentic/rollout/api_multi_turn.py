@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal
 
-from twinkle_agentic._aio.bounded import bounded, must_propagate
 from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic._aio.threads import ThreadPool
+from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.protocol.sampling import SamplingParams
-from twinkle_agentic.rollout._gc import raised_gc_threshold
-from twinkle_agentic.rollout.asking import Ask
-from twinkle_agentic.rollout.attempts import play
-from twinkle_agentic.rollout.base import Rollout
-from twinkle_agentic.rollout.checks import (
+from twinkle_agentic.rollout._batch import CANCELLATION_S, OnDone, play_all
+from twinkle_agentic.rollout._chat import Chat, Endpoint
+from twinkle_agentic.rollout._checks import (
+    attempts_of,
     check_attempts,
     check_body,
+    check_choice,
     check_exclusive,
-    check_reset_observation,
+    check_overrides,
     check_trajectories,
     descriptor_limit,
     one_sample,
     resolve_managers,
     tools_or_envs,
 )
-from twinkle_agentic.rollout.env_life import EnvPlan, EnvThreads
-from twinkle_agentic.rollout.episode import Plan
-from twinkle_agentic.rollout.finished import FinishedTrajectory
+from twinkle_agentic.rollout._episode import Plan
+from twinkle_agentic.rollout._episode_env import EnvPlan, EnvThreads
+from twinkle_agentic.rollout.base import Rollout
 from twinkle_agentic.rollout.trace import TraceWriter
-from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
+from twinkle_agentic.rollout.types import (
+    BrokenCallAnswer,
+    EnvFactory,
+    FinishedTrajectory,
+    Limits,
+    ResetObservation,
+)
 
 __all__ = ["APIMultiTurnRollout"]
 
-logger = logging.getLogger(__name__)
-
-_CANCELLATION_S = 10.0  # for what is under way when Ctrl-C comes, before the envs are closed
-_CALLBACK_S = 120.0  # limit of writing one trace, and of one coroutine of `on_done`
 _OVERRIDES = (
     "sampling_params",
     "tool_manager",
@@ -110,6 +108,16 @@ class APIMultiTurnRollout(Rollout):
         on_done: Called with each finished trajectory as it ends, in the event loop: a short
             function, or a coroutine function (not for one that ends while the rollout is
             cancelled). What it raises is logged.
+        retry: How trajectories are played again; `max_attempts` is the short form (with pauses of
+            0.5 s, doubled each time, up to 30 s).
+        reasoning: `keep` sends the reasoning of earlier turns back to the model, in the field it
+            came in, until the endpoint refuses that; `drop` leaves it out.
+        finish_reason_required: Whether a turn without a finish reason fails, since it may have been
+            cut: by default where the API object gives one with each complete turn, as `OpenAI`
+            does. A reason outside the protocol (`abort`, ...) always does.
+        on_broken_call: What follows a message whose tool call cannot be read: `answer` it with an
+            error, so that the model may try again, or `end` the trajectory.
+        max_broken_calls: How many such messages in a row are answered.
 
     Raises:
         ValueError: A limit is out of range, `num_samples` is not 1, or not exactly one of
@@ -146,7 +154,12 @@ class APIMultiTurnRollout(Rollout):
         close_timeout_s: float = 30.0,
         max_threads: int = 256,
         run_last_calls: bool | None = None,
-        on_done: Callable[[dict[str, Any]], Any] | None = None,
+        on_done: OnDone | None = None,
+        retry: RetryPolicy | None = None,
+        reasoning: Literal["keep", "drop"] = "keep",
+        finish_reason_required: bool | None = None,
+        on_broken_call: BrokenCallAnswer = "end",
+        max_broken_calls: int = 3,
     ) -> None:
         if api is None or not (callable(api) or hasattr(api, "acomplete")):
             raise ValueError(f"api must be an OpenAI client or an API object, found {api!r}")
@@ -158,8 +171,11 @@ class APIMultiTurnRollout(Rollout):
         check_exclusive(tool_manager, env_factory)
         check_count("concurrency", concurrency, allow_none=True)
         check_count("max_threads", max_threads)
-        check_attempts(max_attempts, env_factory)
-        check_reset_observation(reset_observation)
+        self.retry = attempts_of(max_attempts, retry, env_factory)
+        check_choice("reset_observation", reset_observation, ResetObservation)
+        check_choice("reasoning", reasoning, Literal["keep", "drop"])
+        check_choice("on_broken_call", on_broken_call, BrokenCallAnswer)
+        check_count("max_broken_calls", max_broken_calls, at_least=0)
         self.api = api
         self.tool_manager = tool_manager
         self.env_factory = env_factory
@@ -175,7 +191,10 @@ class APIMultiTurnRollout(Rollout):
             close_timeout_s=close_timeout_s,
         )
         self.concurrency = concurrency
-        self.max_attempts = max_attempts
+        self.reasoning: Literal["keep", "drop"] = reasoning
+        self.finish_reason_required = finish_reason_required
+        self.on_broken_call: BrokenCallAnswer = on_broken_call
+        self.max_broken_calls = max_broken_calls
         self.extra_body = check_body(extra_body)
         self.reset_observation: ResetObservation = reset_observation
         self.run_last_calls = run_last_calls
@@ -190,12 +209,16 @@ class APIMultiTurnRollout(Rollout):
         )
         self._env_threads = EnvThreads(max_threads)
         self._api_threads = ThreadPool(max(max_threads, concurrency or 4096))
-        self._trace_threads = ThreadPool(4)
 
     @property
     def max_turns(self) -> int:
         """Model messages per trajectory."""
         return self.limits.max_turns
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a trajectory is played at most."""
+        return self.retry.max_attempts
 
     def __call__(
         self, trajectories: Sequence[Mapping[str, Any]], **kwargs: Any
@@ -210,7 +233,7 @@ class APIMultiTurnRollout(Rollout):
         """
         return run_sync(
             self.arun(trajectories, **kwargs),
-            clean_up_s=self.limits.close_timeout_s + _CANCELLATION_S,
+            clean_up_s=self.limits.close_timeout_s + CANCELLATION_S,
         )
 
     async def arun(
@@ -234,25 +257,24 @@ class APIMultiTurnRollout(Rollout):
             ValueError: A manager list does not fit, or one env would serve several trajectories.
             asyncio.CancelledError: The caller was cancelled; all envs are closed by then.
         """
-        unknown = sorted(set(kwargs) - set(_OVERRIDES))
-        if unknown:
-            raise TypeError(f"unknown overrides {unknown}: a call takes {', '.join(_OVERRIDES)}")
+        check_overrides(kwargs, _OVERRIDES)
         given = check_trajectories(trajectories)
         manager, factory = tools_or_envs(self.tool_manager, self.env_factory, kwargs)
-        check_attempts(self.max_attempts, factory)
+        check_attempts(self.retry.max_attempts, factory)
         managers = resolve_managers(manager, len(given)) if factory is None else None
         if not given:
             return []
-        extra_body = {**self.extra_body, **check_body(kwargs.get("extra_body"))}
-        params = one_sample(kwargs.get("sampling_params") or self.sampling_params)
+        endpoint = Endpoint(
+            self.api,
+            one_sample(kwargs.get("sampling_params") or self.sampling_params),
+            {**self.extra_body, **check_body(kwargs.get("extra_body"))},
+            request_timeout_s=self.limits.request_timeout_s,
+            pool=self._api_threads,
+            reasoning=self.reasoning,
+        )
+        required = self.finish_reason_required
         plan = Plan(
-            ask=Ask(
-                self.api,
-                params,
-                extra_body,
-                request_timeout_s=self.limits.request_timeout_s,
-                pool=self._api_threads,
-            ),
+            source=lambda trajectory: Chat(endpoint, trajectory),
             limits=self.limits,
             envs=None
             if factory is None
@@ -263,91 +285,19 @@ class APIMultiTurnRollout(Rollout):
                 threads=self._env_threads,
             ),
             run_last_calls=self.run_last_calls,
+            on_broken_call=self.on_broken_call,
+            max_broken_calls=self.max_broken_calls,
+            finish_reason_required=endpoint.sends_finish_reason if required is None else required,
+            retry=self.retry,
             step_pool=self._env_threads.step,
         )
-        places = asyncio.Semaphore(
-            descriptor_limit(min(self.concurrency or len(given), len(given)))
-        )
-        on_done = kwargs.get("on_done") or self.on_done
-        step: Any = kwargs.get("global_step")
-        queued = time.monotonic()
-
-        async def one(position: int) -> dict[str, Any]:
-            async with places:
-                waited = time.monotonic() - queued
-                tools = None if managers is None else managers[position]
-                out, raw_replies = await play(
-                    plan, given[position], tools, max_attempts=self.max_attempts
-                )
-            out["timing"] = {"queued": waited, **out["timing"]}
-            if self._traces is not None:
-                try:
-                    path, problem = await self._write_trace(
-                        self._traces, out, position, step, raw_replies
-                    )
-                except asyncio.CancelledError:
-                    out |= {"trace_path": None, "trace_error": "the rollout was cancelled"}
-                    if on_done is not None:  # it has ended, and nobody else keeps it now
-                        _tell_at_once(on_done, out)
-                    raise
-                out["trace_path"] = path
-                if problem is not None:
-                    out["trace_error"] = problem
-            if on_done is not None:
-                await _tell(on_done, out)
-            return out
-
-        async with plan.ask.lease():
-            with raised_gc_threshold():
-                tasks = [asyncio.create_task(one(position)) for position in range(len(given))]
-                return cast("list[FinishedTrajectory]", await _all(tasks))
-
-    async def _write_trace(
-        self,
-        traces: TraceWriter,
-        out: dict[str, Any],
-        position: int,
-        step: int | None,
-        raw_replies: list[dict[str, Any]],
-    ) -> tuple[str | None, str | None]:
-        writing = self._trace_threads.run(
-            traces.write, out, position=position, global_step=step, raw_replies=raw_replies
-        )
-        try:
-            return await bounded(writing, _CALLBACK_S)
-        except TimeoutError:
-            logger.warning("the trace of trajectory %d took too long", position)
-            return None, f"not written within {_CALLBACK_S:g} s"
-
-
-async def _all(tasks: list[asyncio.Task[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Wait for all; when cancelled, cancel all and wait until they have cleaned up."""
-    try:
-        await asyncio.wait(tasks)
-    except asyncio.CancelledError:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        raise
-    return [task.result() for task in tasks]
-
-
-def _tell_at_once(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -> None:
-    if inspect.iscoroutinefunction(on_done):
-        return  # it would hold the cancellation
-    try:
-        on_done(out)
-    except Exception:
-        logger.exception("on_done failed")
-
-
-async def _tell(on_done: Callable[[dict[str, Any]], Any], out: dict[str, Any]) -> None:
-    try:
-        answer = on_done(out)
-        if inspect.isawaitable(answer):
-            await bounded(answer, _CALLBACK_S)
-    except BaseException as error:
-        # Cancelled by itself it fails like any other, but not cancelled with us or by Ctrl-C.
-        if must_propagate(error):
-            raise
-        logger.exception("on_done failed")
+        async with endpoint.lease():
+            return await play_all(
+                plan,
+                given,
+                managers,
+                concurrency=descriptor_limit(min(self.concurrency or len(given), len(given))),
+                traces=self._traces,
+                global_step=kwargs.get("global_step"),
+                on_done=kwargs.get("on_done") or self.on_done,
+            )

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinkle_agentic.rollout.finished import FinishedTrajectory
+from twinkle_agentic.rollout.types import FinishedTrajectory
 
 __all__ = ["Rollout"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from twinkle_agentic.protocol.fields import fields_of, items_of
+from twinkle_agentic.protocol._fields import fields_of, items_of
 from twinkle_agentic.tools.text import clean_text, to_jsonable
 
 __all__ = ["json_line", "training_trace", "write_jsonl"]

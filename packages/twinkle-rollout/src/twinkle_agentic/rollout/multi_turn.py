@@ -7,27 +7,38 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from twinkle_agentic._aio.limits import check_count
+from twinkle_agentic._aio.loop import background_call
+from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.protocol.sampling import SamplingParams
-from twinkle_agentic.rollout.base import Rollout
-from twinkle_agentic.rollout.checks import (
+from twinkle_agentic.rollout._batch import CANCELLATION_S, OnDone, play_all
+from twinkle_agentic.rollout._checks import (
+    attempts_of,
+    check_attempts,
+    check_choice,
     check_exclusive,
-    check_reset_observation,
+    check_overrides,
     check_trajectories,
     one_sample,
     resolve_managers,
     tools_or_envs,
 )
-from twinkle_agentic.rollout.env_life import EnvLife, EnvPlan, EnvThreads
-from twinkle_agentic.rollout.finished import SampledTrajectory
-from twinkle_agentic.rollout.sampled_batch import SampledBatch
-from twinkle_agentic.rollout.sampled_run import SampledRun
-from twinkle_agentic.rollout.structural import Sampler, Template
+from twinkle_agentic.rollout._episode import Plan
+from twinkle_agentic.rollout._episode_env import EnvPlan, EnvThreads
+from twinkle_agentic.rollout._sampled import SampledChat, SamplerBatch
+from twinkle_agentic.rollout.base import Rollout
+from twinkle_agentic.rollout.sampler import Sampler, Template
 from twinkle_agentic.rollout.trace import TraceWriter, trace_record
-from twinkle_agentic.rollout.types import EnvFactory, Limits, ResetObservation
+from twinkle_agentic.rollout.types import (
+    BrokenCallAnswer,
+    EnvFactory,
+    Limits,
+    ResetObservation,
+    SampledTrajectory,
+)
 
 __all__ = ["MultiTurnRollout"]
 
-_OVERRIDES = ("sampling_params", "tool_manager", "env_factory", "global_step")
+_OVERRIDES = ("sampling_params", "tool_manager", "env_factory", "global_step", "on_done")
 
 
 class MultiTurnRollout(Rollout):
@@ -52,7 +63,7 @@ class MultiTurnRollout(Rollout):
     tokens.
 
     Args:
-        sampler: See `twinkle_agentic.rollout.structural`.
+        sampler: See `twinkle_agentic.rollout.sampler`.
         template: As well; local, not a remote handle.
         tool_manager: One for all trajectories, or a list, one per trajectory. A manager whose tools
             act on one env serves one trajectory only.
@@ -78,6 +89,17 @@ class MultiTurnRollout(Rollout):
         close_timeout_s: Limit of closing the env.
         max_threads: Threads for blocking tools and steps, and as many for resets and for closing;
             further calls queue.
+        max_attempts: How often a trajectory is played at most; as for `APIMultiTurnRollout`.
+        deadline_s: Limit of one trajectory, all its attempts together; `None` for none. A turn that
+            is being sampled is not cut.
+        run_last_calls: Overrides which calls of the last turn are executed: all or none.
+        on_done: Called with each finished trajectory as it ends; as for `APIMultiTurnRollout`.
+        retry: How trajectories are played again; `max_attempts` is the short form.
+        finish_reason_required: Whether a turn without a finish reason fails, since it may have been
+            cut. A reason outside the protocol (`abort`, ...) always does.
+        on_broken_call: What follows a message whose tool call cannot be read: `answer` it with an
+            error, so that the model may try again, or `end` the trajectory.
+        max_broken_calls: How many such messages in a row are answered.
 
     Raises:
         ValueError: A limit is out of range, `num_samples` is not 1, both `tool_manager` and
@@ -103,6 +125,14 @@ class MultiTurnRollout(Rollout):
         evaluate_timeout_s: float | None = 600.0,
         close_timeout_s: float = 30.0,
         max_threads: int = 256,
+        max_attempts: int = 1,
+        deadline_s: float | None = None,
+        run_last_calls: bool | None = None,
+        on_done: OnDone | None = None,
+        retry: RetryPolicy | None = None,
+        finish_reason_required: bool = True,
+        on_broken_call: BrokenCallAnswer = "end",
+        max_broken_calls: int = 3,
     ) -> None:
         if not hasattr(template, "tokenizer"):
             raise ValueError(
@@ -114,8 +144,16 @@ class MultiTurnRollout(Rollout):
                 "several: use 'left', 'right', 'delete' or 'raise'"
             )
         check_exclusive(tool_manager, env_factory)
-        check_reset_observation(reset_observation)
+        check_choice("reset_observation", reset_observation, ResetObservation)
+        check_choice("on_broken_call", on_broken_call, BrokenCallAnswer)
         check_count("max_threads", max_threads)
+        check_count("max_broken_calls", max_broken_calls, at_least=0)
+        self.retry = attempts_of(max_attempts, retry, env_factory)
+        self.run_last_calls = run_last_calls
+        self.on_done = on_done
+        self.finish_reason_required = finish_reason_required
+        self.on_broken_call: BrokenCallAnswer = on_broken_call
+        self.max_broken_calls = max_broken_calls
         self.sampler = sampler
         self.template = template
         self.tool_manager = tool_manager
@@ -124,6 +162,7 @@ class MultiTurnRollout(Rollout):
         self.limits = Limits(
             max_turns=max_turns,
             max_trajectory_tokens=max_trajectory_tokens,
+            deadline_s=deadline_s,
             tool_timeout_s=tool_timeout_s,
             reset_timeout_s=reset_timeout_s,
             evaluate_timeout_s=evaluate_timeout_s,
@@ -163,7 +202,7 @@ class MultiTurnRollout(Rollout):
         Args:
             trajectories: Prompts; not changed.
             **kwargs: For this call only: `sampling_params`, `tool_manager`, `env_factory`,
-                `global_step` (for the names of traces).
+                `global_step` (for the names of traces), `on_done`.
 
         Returns:
             One trajectory per input, in the same order.
@@ -176,47 +215,69 @@ class MultiTurnRollout(Rollout):
                 log probabilities or labels that do not fit the ids.
             Exception: Whatever the sampler raised. All envs of `env_factory` are closed by then.
         """
-        unknown = sorted(set(kwargs) - set(_OVERRIDES))
-        if unknown:
-            raise TypeError(f"unknown overrides {unknown}: a call takes {', '.join(_OVERRIDES)}")
+        check_overrides(kwargs, _OVERRIDES)
         given = check_trajectories(trajectories)
-        runs = self._runs(given, kwargs)
+        manager, factory = tools_or_envs(self.tool_manager, self.env_factory, kwargs)
+        check_attempts(self.retry.max_attempts, factory)
+        managers = resolve_managers(manager, len(given)) if factory is None else None
+        if not given:
+            return []
         params = one_sample(kwargs.get("sampling_params") or self.sampling_params)
-        batch = SampledBatch(
-            self.sampler, runs, limits=self.limits, step_pool=self._env_threads.step
-        )
-        timing = batch.roll(params)
-        outs = [run.output(timing) for run in runs]
-        if self._traces is not None:
-            for number, out in enumerate(outs):
-                path, problem = self._traces.write(
-                    out, position=number, global_step=kwargs.get("global_step")
-                )
-                out["trace_path"] = path
-                if problem is not None:
-                    out["trace_error"] = problem
-        return cast("list[SampledTrajectory]", outs)
+        batch = SamplerBatch(self.sampler, params, size=len(given))
+        chats: list[SampledChat] = []
 
-    def _runs(
-        self, given: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]
-    ) -> list[SampledRun]:
-        manager, factory = tools_or_envs(self.tool_manager, self.env_factory, overrides)
-        if factory is None:
-            managers = resolve_managers(manager, len(given))
-            return [
-                SampledRun(number, trajectory, self.template, managers[number])
-                for number, trajectory in enumerate(given)
-            ]
-        plan = EnvPlan(
-            factory=factory,
+        def source(trajectory: Mapping[str, Any]) -> SampledChat:
+            chat = SampledChat(
+                batch,
+                trajectory,
+                self.template,
+                max_tokens=self.limits.max_trajectory_tokens,
+                shows_tools=factory is not None,
+            )
+            chats.append(chat)
+            return chat
+
+        plan = Plan(
+            source=source,
             limits=self.limits,
-            reset_observation=self.reset_observation,
-            threads=self._env_threads,
+            envs=None
+            if factory is None
+            else EnvPlan(
+                factory=factory,
+                limits=self.limits,
+                reset_observation=self.reset_observation,
+                threads=self._env_threads,
+                wait_for_slot=False,
+            ),
+            run_last_calls=self.run_last_calls,
+            on_broken_call=self.on_broken_call,
+            max_broken_calls=self.max_broken_calls,
+            finish_reason_required=self.finish_reason_required,
+            retry=self.retry,
+            step_pool=self._env_threads.step,
         )
-        return [
-            SampledRun(number, trajectory, self.template, None, EnvLife(plan, trajectory))
-            for number, trajectory in enumerate(given)
-        ]
+        playing = background_call(
+            play_all(
+                plan,
+                given,
+                managers,
+                concurrency=len(given),
+                traces=self._traces,
+                global_step=kwargs.get("global_step"),
+                on_done=kwargs.get("on_done") or self.on_done,
+            ),
+            batch.notify,
+        )
+        try:
+            playing.start()
+            batch.serve(playing.ended)
+            outs = playing.result()
+            for chat in chats:
+                chat.check()
+        except BaseException:
+            playing.interrupt(self.limits.close_timeout_s + CANCELLATION_S)
+            raise
+        return cast("list[SampledTrajectory]", outs)
 
     def _build_trace_record(
         self, traj: dict[str, Any], *, idx: int, success: bool | None

@@ -21,7 +21,7 @@ from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic._aio.threads import ThreadPool, run_blocking, use_pool
 from twinkle_agentic.envs.base import StepResult, as_step_result, overrides_evaluate
 from twinkle_agentic.envs.env_tool import EnvTool
-from twinkle_agentic.rollout.history import NOT_EXECUTED
+from twinkle_agentic.protocol._messages import NOT_EXECUTED
 from twinkle_agentic.rollout.types import EnvFactory, StopReason
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.tool_manager import ToolManager

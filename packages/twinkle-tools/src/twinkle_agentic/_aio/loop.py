@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["background_loop", "run_sync"]
+__all__ = ["BackgroundCall", "background_call", "background_loop", "run_sync"]
 
 T = TypeVar("T")
 
@@ -60,19 +60,14 @@ def run_sync(work: Coroutine[Any, Any, T], *, clean_up_s: float | None = None) -
         BaseException: Whatever the coroutine raises, `SystemExit` included; it concerns this caller
             alone.
     """
-    if threading.current_thread() is _thread:
-        work.close()
-        raise RuntimeError("a sync method was called on the background loop: await its async twin")
-    loop = background_loop()
-    call = _Call(work)
+    call = background_call(work)
     try:
-        loop.call_soon_threadsafe(call.start, loop)
-        # In slices: a signal that arrives on the way into an endless wait would never be acted on.
+        call.start()
+        # In slices: a signal that arrives just before an endless wait would never be handled.
         while not call.ended.wait(_SIGNAL_CHECK_S):
             pass
     except BaseException:  # interrupted while waiting: let the coroutine close what it opened
-        loop.call_soon_threadsafe(call.cancel)
-        call.ended.wait(_CLEAN_UP_S if clean_up_s is None else clean_up_s)
+        call.interrupt(_CLEAN_UP_S if clean_up_s is None else clean_up_s)
         raise
     try:
         return call.result()
@@ -81,31 +76,54 @@ def run_sync(work: Coroutine[Any, Any, T], *, clean_up_s: float | None = None) -
         del call, work
 
 
-class _Call(Generic[T]):
-    """One coroutine on its way through the loop; `start` and `cancel` run on the loop."""
+def background_call(
+    work: Coroutine[Any, Any, T], on_end: Callable[[], object] | None = None
+) -> BackgroundCall[T]:
+    """Prepare a coroutine for the background loop; start it where Ctrl-C is handled.
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+    Args:
+        work: The coroutine.
+        on_end: Called on the loop when it has ended.
+
+    Raises:
+        RuntimeError: Called on the background loop itself, where waiting for it would never end.
+    """
+    if threading.current_thread() is _thread:
+        work.close()
+        raise RuntimeError("a sync method was called on the background loop: await its async twin")
+    return BackgroundCall(background_loop(), work, on_end)
+
+
+class BackgroundCall(Generic[T]):
+    """A coroutine on the background loop.
+
+    Attributes:
+        ended: Set when it has ended, or was cancelled before its start.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, T],
+        on_end: Callable[[], object] | None,
+    ) -> None:
         self.ended = threading.Event()
+        self._loop = loop
+        self._on_end = on_end
         self._work: Coroutine[Any, Any, T] | None = work
         self._task: asyncio.Task[T] | None = None
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._work is None:
-            return
-        self._task, self._work = loop.create_task(self._work), None
-        self._task.add_done_callback(self._end)
+    def start(self) -> None:
+        """Start it; called once."""
+        self._loop.call_soon_threadsafe(self._start)
 
-    def cancel(self) -> None:
-        if self._task is not None:
-            # It may hang on; the interpreter that exits meanwhile need not complain about that.
-            self._task._log_destroy_pending = False  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-            self._task.cancel()
-        elif self._work is not None:
-            self._work.close()
-            self._work = None
-            self.ended.set()
+    def interrupt(self, clean_up_s: float) -> None:
+        """Cancel it, and wait for its clean-up for a limited time."""
+        self._loop.call_soon_threadsafe(self._cancel)
+        self.ended.wait(clean_up_s)
 
     def result(self) -> T:
+        """Return the result of a call that has ended, once; raises what it raised."""
         task, self._task = self._task, None
         assert task is not None
         try:
@@ -113,10 +131,28 @@ class _Call(Generic[T]):
         finally:
             del task
 
+    def _start(self) -> None:
+        if self._work is None:
+            return
+        self._task, self._work = self._loop.create_task(self._work), None
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            # It may not end in time; the interpreter that exits meanwhile need not report that.
+            self._task._log_destroy_pending = False  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+            self._task.cancel()
+        elif self._work is not None:
+            self._work.close()
+            self._work = None
+            self.ended.set()
+
     def _end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
             task.exception()  # an interrupted caller does not ask for it
         self.ended.set()
+        if self._on_end is not None:
+            self._on_end()
 
 
 def _is_served() -> bool:

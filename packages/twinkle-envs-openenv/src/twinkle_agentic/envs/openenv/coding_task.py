@@ -36,9 +36,6 @@ _TOOLS = [
 ]
 
 
-_checked: set[tuple[str, ...]] = set()  # addresses whose server can give a verdict
-
-
 class CodingTaskEnv(Env):
     """One episode of a coding task, scored by the unit tests in `user_data["tests"]`.
 
@@ -53,8 +50,7 @@ class CodingTaskEnv(Env):
     is wrong with them.
 
     `user_data` may have `provides`: names the solution is asked to define though they are
-    builtins. `seed` and `episode_id` go to the server's `reset`; other keys only where
-    `reset_keys` names them.
+    builtins. The other keys go to the server's `reset`.
 
     Args:
         base_url: The coding server, or several. It must run `twinkle-openenv-server`.
@@ -83,15 +79,13 @@ class CodingTaskEnv(Env):
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0, found {timeout_s!r}")
-        # A coding server refuses labels of the task that it does not know.
-        client_options.setdefault("reset_keys", ())
         self.client = OpenEnvClient(env_name=env_name, base_url=base_url, **client_options)
         self.partial = partial
         self.timeout_s = timeout_s
         self._tests: CompiledTests | None = None
         self._best = 0.0
         self._not_scored: str | None = None  # why the latest solution could not be scored
-        self._servers = (base_url,) if isinstance(base_url, str) else tuple(base_url)
+        self._checked = False
 
     def tools(self) -> list[ToolInfo]:
         """Return `run_python` and `submit_solution`."""
@@ -116,9 +110,9 @@ class CodingTaskEnv(Env):
         )
         self._not_scored, self._best = None, 0.0
         await self.client.areset({"user_data": data})
-        if self._servers not in _checked:
+        if not self._checked:
             await self._check_server()
-            _checked.add(self._servers)
+            self._checked = True
         return StepResult()
 
     async def astep(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
@@ -169,7 +163,7 @@ class CodingTaskEnv(Env):
 
     async def _run_fresh(self, program: str, timeout_s: float) -> Mapping[str, Any]:
         """Run a program in an interpreter of its own; return what the server says of it."""
-        # Fields of the metadata, which the typed client of `coding_env` would drop.
+        # Slots of metadata, which the typed client of `coding_env` would drop.
         action = {"code": program, "metadata": {"fresh": True, "timeout_s": timeout_s}}
         answer = await self.client.aexecute_fields(action)
         for place in (answer.get("metadata"), answer.get("observation")):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic._aio.net import is_loopback
-from twinkle_agentic.protocol.fields import fields_of
+from twinkle_agentic.protocol._fields import fields_of
 
 if TYPE_CHECKING:
     import httpx

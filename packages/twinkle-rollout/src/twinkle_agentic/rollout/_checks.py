@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from twinkle_agentic._aio.limits import check_count
+from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.protocol.sampling import SamplingParams
-from twinkle_agentic.rollout.tool_turn import env_tools
+from twinkle_agentic.rollout._tool_calls import env_tools
 
 __all__ = [
+    "attempts_of",
     "check_attempts",
     "check_body",
+    "check_choice",
     "check_exclusive",
-    "check_reset_observation",
+    "check_overrides",
     "check_trajectories",
     "descriptor_limit",
     "one_sample",
@@ -139,16 +142,39 @@ def tools_or_envs(manager: Any, factory: Any, given: Mapping[str, Any]) -> tuple
     return own_manager, own_factory
 
 
-def check_reset_observation(where: str) -> None:
-    """Refuse a place for the observation of `reset` that does not exist.
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Refuse a value that is none of those of a `Literal`.
 
     Raises:
-        ValueError: It is none of the three.
+        ValueError: It is none of them.
     """
-    if where not in ("append", "message", "ignore"):
-        raise ValueError(
-            f"reset_observation must be 'append', 'message' or 'ignore', found {where!r}"
-        )
+    if value not in get_args(choices):
+        words = " or ".join(map(repr, get_args(choices)))
+        raise ValueError(f"{name} must be {words}, found {value!r}")
+
+
+def check_overrides(given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse keyword arguments of a call that it does not know.
+
+    Raises:
+        TypeError: There is one.
+    """
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise TypeError(f"unknown overrides {unknown}: a call takes {', '.join(known)}")
+
+
+def attempts_of(max_attempts: int, retry: RetryPolicy | None, env_factory: Any) -> RetryPolicy:
+    """Return how trajectories are played again.
+
+    Raises:
+        ValueError: Less than once, or more than once without a new env each time.
+    """
+    if retry is None:
+        check_attempts(max_attempts, env_factory)
+        return RetryPolicy(max_attempts=max_attempts, base_delay_s=0.5, max_delay_s=30.0)
+    check_attempts(retry.max_attempts, env_factory)
+    return retry
 
 
 def check_attempts(max_attempts: int, env_factory: Any) -> None:

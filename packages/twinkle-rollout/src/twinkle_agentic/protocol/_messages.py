@@ -1,8 +1,8 @@
 """Messages that any chat-completions server accepts.
 
 What a model wrote may be no valid request any more: null or repeated call ids, arguments that are
-no JSON, calls nobody answered. Sent back as it is, it makes every later request fail. The functions
-here bring history into the form of the protocol.
+no JSON, calls without an answer. Sent back as it is, it makes every later request fail. The
+functions here bring history into the form of the protocol.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-from twinkle_agentic.protocol.fields import fields_of, items_of
+from twinkle_agentic.protocol._fields import fields_of, items_of
+from twinkle_agentic.tools.arguments import parse_arguments
 from twinkle_agentic.tools.text import clean_text, to_text
 
 __all__ = [
-    "GIVEN_UP",
+    "KNOWN_FINISHES",
     "MAX_CALLS",
     "NOT_EXECUTED",
     "Reply",
+    "finish_word",
+    "holds_call",
     "looks_like_call",
+    "marked_calls",
     "read_reply",
     "tool_message",
     "wire_history",
@@ -33,8 +37,8 @@ NOT_EXECUTED = "Error: not executed"
 MAX_CALLS = 128
 """Calls taken of one message; a model that loops can write a million, each a step of its env."""
 
-GIVEN_UP = frozenset({"abort", "error", "insufficient_system_resource"})
-"""Finish reasons of turns that the server gave up: vLLM, SGLang, OpenRouter, DeepSeek."""
+KNOWN_FINISHES = frozenset({"stop", "tool_calls", "function_call", "length", "content_filter"})
+"""The finish reasons of the protocol; with any other word a turn is not known to be complete."""
 
 _CALL_FINISHES = frozenset({"tool_calls", "function_call"})
 _CUT_FINISHES = frozenset({"length", "content_filter"})
@@ -55,7 +59,8 @@ class Reply:
             given.
         wire: For the next request.
         calls: To execute, in order: the model's own name and arguments, with the ids of `message`.
-        finish_reason: As the server said.
+        finish_reason: As the server said, `None` where it said nothing.
+        reasoning: Text of the reasoning, empty where there was none.
         repaired: Whether `message` differs from what the model wrote.
         dropped_calls: Calls beyond `MAX_CALLS`, which are neither kept nor executed.
         unreadable_calls: The server says that there are calls, but there is none to read.
@@ -65,12 +70,28 @@ class Reply:
     wire: dict[str, Any]
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     finish_reason: str | None = None
+    reasoning: str = ""
     repaired: bool = False
     dropped_calls: int = 0
     unreadable_calls: bool = False
 
 
-def read_reply(reply: object, *, turn: int, used_ids: set[str], offered: Collection[str]) -> Reply:
+def finish_word(value: object) -> str | None:
+    """Return a finish reason as one word; some servers send `{"type": ...}`."""
+    if isinstance(value, Mapping):
+        value = cast("Mapping[str, Any]", value).get("type", value)
+    return None if value is None else str(value)
+
+
+def read_reply(
+    reply: object,
+    *,
+    turn: int,
+    used_ids: set[str],
+    offered: Collection[str],
+    keep_reasoning: bool = True,
+    keep_cut_calls: bool = False,
+) -> Reply:
     """Take in a message from the model; the calls of a turn that was cut are dropped.
 
     Args:
@@ -78,14 +99,16 @@ def read_reply(reply: object, *, turn: int, used_ids: set[str], offered: Collect
         turn: Number of the turn, for ids made up here.
         used_ids: Call ids of the conversation; those of this message are added.
         offered: Names of the tools; other names are brought into the protocol's form.
+        keep_reasoning: Whether the next request carries the reasoning, in the field it came in.
+        keep_cut_calls: Whether the calls of a turn that was cut stay.
     """
     if not isinstance(reply, Mapping):
         text = clean_text("" if reply is None else str(reply))
         message = {"role": "assistant", "content": text}
         return Reply(message, dict(message), repaired=True)
     given = cast("Mapping[str, Any]", reply)
-    finish = None if given.get("finish_reason") is None else str(given["finish_reason"])
-    was_cut = finish in _CUT_FINISHES
+    finish = finish_word(given.get("finish_reason"))
+    was_cut = finish in _CUT_FINISHES and not keep_cut_calls
     content = _assistant_text(given.get("content"))
     wire: dict[str, Any] = {"role": "assistant", "content": content}
     repaired = content != (given.get("content") or "")
@@ -106,9 +129,14 @@ def read_reply(reply: object, *, turn: int, used_ids: set[str], offered: Collect
     elif raw_calls:
         repaired = True
     message = dict(wire)
-    for name in ("finish_reason", "reasoning_content", "refusal"):
+    for name in ("finish_reason", "reasoning", "reasoning_content", "refusal"):
         if given.get(name):
             message[name] = given[name]
+    reasoning = _reasoning_of(given)
+    if reasoning:
+        message["reasoning_content"] = next(iter(reasoning.values()))
+    if keep_reasoning:
+        wire.update(reasoning)
     promised = given.get("tool_calls") or given.get("function_call")
     lost = not raw_calls and not was_cut and bool(promised or finish in _CALL_FINISHES)
     return Reply(
@@ -116,6 +144,7 @@ def read_reply(reply: object, *, turn: int, used_ids: set[str], offered: Collect
         wire,
         calls,
         finish,
+        next(iter(reasoning.values()), ""),
         repaired or lost,
         dropped_calls=dropped,
         unreadable_calls=lost,
@@ -123,7 +152,11 @@ def read_reply(reply: object, *, turn: int, used_ids: set[str], offered: Collect
 
 
 def wire_history(
-    messages: Sequence[Mapping[str, Any]], *, used_ids: set[str], offered: Collection[str] = ()
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    used_ids: set[str],
+    offered: Collection[str] = (),
+    keep_reasoning: bool = False,
 ) -> list[dict[str, Any]]:
     """Bring a conversation into the form of the protocol.
 
@@ -135,6 +168,7 @@ def wire_history(
         messages: Any conversation; not changed.
         used_ids: Takes up the call ids found.
         offered: Names of the tools.
+        keep_reasoning: Whether the reasoning of earlier turns stays.
     """
     wire: list[dict[str, Any]] = []
     position = 0
@@ -150,6 +184,8 @@ def wire_history(
         clean = {"role": "assistant", "content": _assistant_text(message.get("content"))}
         if isinstance(message.get("name"), str):
             clean["name"] = message["name"]
+        if keep_reasoning:
+            clean.update(_reasoning_of(message))
         wire.append(clean)
         raw_calls = _call_list(message.get("tool_calls"))
         if not raw_calls:
@@ -173,8 +209,28 @@ def tool_message(call_id: str, text: str) -> dict[str, Any]:
 
 
 def looks_like_call(text: object) -> bool:
-    """Tell whether a text holds a tool call in one of the markups that servers parse."""
+    """Return whether a text holds a tool call in one of the markups that servers parse."""
     return isinstance(text, str) and bool(_CALL_MARKS.search(text))
+
+
+def holds_call(reply: Reply) -> bool:
+    """Return whether a call was left in the text or the reasoning, or lost by the server."""
+    texts = (reply.message.get("content"), reply.reasoning)
+    return reply.unreadable_calls or any(looks_like_call(text) for text in texts)
+
+
+def marked_calls(text: str) -> int:
+    """Return how many calls a text opens, in the markups that open each call alike."""
+    return max(text.count(mark) for mark in ("<tool_call>", "<function=", "<invoke name="))
+
+
+def _reasoning_of(message: Mapping[str, Any]) -> dict[str, str]:
+    """Return the reasoning under the name of the field it came in; empty where there is none."""
+    for name in ("reasoning", "reasoning_content"):
+        text = message.get(name)
+        if isinstance(text, str) and text:
+            return {name: clean_text(text)}
+    return {}
 
 
 def _paired(
@@ -227,12 +283,7 @@ def _valid_call(
 def _object_text(arguments: object) -> str:
     """Return arguments as the text of a JSON object; `{}` where they are none."""
     try:
-        value: Any = arguments
-        for _ in range(2):  # some models encode twice
-            if isinstance(value, str):
-                value = json.loads(value, parse_constant=_refuse)
-        if not isinstance(value, dict):
-            return "{}"
+        value = parse_arguments(arguments)
         if (
             isinstance(arguments, str)
             and arguments.lstrip().startswith("{")
@@ -242,10 +293,6 @@ def _object_text(arguments: object) -> str:
         return clean_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (ValueError, TypeError, RecursionError):
         return "{}"
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(name)
 
 
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:

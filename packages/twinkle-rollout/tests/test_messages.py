@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.rollout.history import looks_like_call, read_reply, wire_history
+from twinkle_agentic.protocol._messages import looks_like_call, read_reply, wire_history
 
 USER = {"role": "user", "content": "q"}
 

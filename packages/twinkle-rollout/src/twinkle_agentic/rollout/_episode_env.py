@@ -1,4 +1,4 @@
-"""The life of one env inside a rollout: made, reset, scored, closed on every path."""
+"""The env of one trajectory: made, reset, scored, closed on every path."""
 
 from __future__ import annotations
 
@@ -6,34 +6,209 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, cast
 
-from twinkle_agentic._aio.bounded import bounded, ended, finish, finish_async
+from twinkle_agentic._aio.bounded import Deadline, bounded, ended, finish, finish_async
 from twinkle_agentic._aio.loop import run_sync
-from twinkle_agentic._aio.threads import ThreadPool, current_pool, use_pool
-from twinkle_agentic.envs.base import Env, StepResult, as_step_result
+from twinkle_agentic._aio.threads import ThreadPool, current_pool, run_blocking, use_pool
+from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
+from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError
-from twinkle_agentic.protocol.fields import fields_of
-from twinkle_agentic.rollout.types import EnvFactory, ResetObservation
+from twinkle_agentic.protocol._fields import fields_of
+from twinkle_agentic.rollout._tool_calls import Toolbox, failure_in
+from twinkle_agentic.rollout.types import (
+    EnvFactory,
+    Failure,
+    Limits,
+    ResetObservation,
+    StopReason,
+)
 from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools.tool_manager import ToolManager
 
-__all__ = [
-    "add_observation",
-    "close_env",
-    "make_env",
-    "reset_env",
-    "score_env",
-]
+__all__ = ["EnvPlan", "EnvThreads", "EpisodeEnv"]
 
 logger = logging.getLogger(__name__)
 
-_LATE_CLOSE_S = 60.0  # for the close of an env that nobody waits for any more
+_LATE_CLOSE_S = 60.0  # for the close of an env that is no longer awaited
 _UNDER_WAY_S = 5.0  # what is being made or reset gets to end when its caller is cancelled
 
 
-async def make_env(
+class EnvThreads:
+    """The threads of a rollout's envs, and which envs are in use; over all calls of the rollout.
+
+    Args:
+        max_threads: Of each kind.
+
+    Attributes:
+        reset: For making and resetting: resets that wait for room must not take the threads of the
+            steps that make it.
+        step: For steps and scoring.
+        close: For closing.
+        live_envs: Ids of the envs in use, to notice a factory that returns one twice.
+    """
+
+    def __init__(self, max_threads: int) -> None:
+        self.reset = ThreadPool(max_threads)
+        self.step = ThreadPool(max_threads)
+        self.close = ThreadPool(max_threads)
+        self.live_envs: set[int] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvPlan:
+    """What the envs of all trajectories of one call share.
+
+    Attributes:
+        factory: Makes the env of a trajectory.
+        limits: How long making, resetting, stepping, scoring and closing may take.
+        reset_observation: Where the observation of `reset` goes.
+        threads: Where all of that runs.
+        wait_for_slot: Time spent waiting for the slot of a pool does not count against the limits.
+            False where all envs of a batch must live at once: then none becomes free meanwhile.
+    """
+
+    factory: EnvFactory
+    limits: Limits
+    reset_observation: ResetObservation
+    threads: EnvThreads
+    wait_for_slot: bool = True
+
+
+class EpisodeEnv:
+    """One env: `open` it once, and `close` it whatever became of that.
+
+    Args:
+        plan: What it shares with the others.
+        trajectory: The input; not changed.
+
+    Attributes:
+        close_error: Why the env may still be open; `None` where it is closed.
+        timing: Seconds: `reset`, `evaluate`, `close`.
+    """
+
+    def __init__(self, plan: EnvPlan, trajectory: Mapping[str, Any]) -> None:
+        self._plan = plan
+        self._trajectory = trajectory
+        self._env: Any = None
+        self._first: StepResult | None = None
+        self.close_error: str | None = None
+        self.timing = {"reset": 0.0, "evaluate": 0.0, "close": 0.0}
+
+    async def open(self, deadline: Deadline) -> Toolbox:
+        """Make and reset the env and return its tools.
+
+        Args:
+            deadline: Of the trajectory; `reset_timeout_s` holds too.
+
+        Raises:
+            EnvTimeoutError: It took too long.
+            EnvError: The factory returned no env, or one that another trajectory is using.
+            Exception: Whatever the factory, `reset` or `tools` raised.
+        """
+        own = Deadline(self._plan.limits.reset_timeout_s)
+        started = time.monotonic()
+        use_pool(self._plan.threads.reset)
+
+        def left_s() -> float | None:
+            return deadline.cap_s(own.left_s())
+
+        try:
+            await self._make(left_s())
+            if self._plan.wait_for_slot:
+                waited = await _wait_for_slot(self._env)
+                own.postpone(waited)
+                deadline.postpone(waited)
+            return await self._begin(left_s)
+        finally:
+            use_pool(self._plan.threads.step)
+            self.timing["reset"] += time.monotonic() - started
+
+    async def _make(self, timeout_s: float | None) -> None:
+        env = await _make_env(
+            self._plan.factory, self._trajectory, timeout_s=timeout_s, keep=self._keep
+        )
+        if id(env) in self._plan.threads.live_envs:
+            raise EnvError(
+                "env_factory returned an env that another trajectory is using: make one per "
+                "trajectory"
+            )
+        self._plan.threads.live_envs.add(id(env))
+        self._env = env
+
+    def _keep(self, env: Any) -> None:
+        self._env = env
+
+    async def _begin(self, left_s: Callable[[], float | None]) -> Toolbox:
+        env = self._env
+        self._first = await _reset_env(env, self._trajectory, timeout_s=left_s())
+        use_pool(self._plan.threads.step)
+        step_s = self._plan.limits.tool_timeout_s
+        tools = await bounded(run_blocking(EnvTool.from_env, env, timeout_s=step_s), left_s())
+        return Toolbox(ToolManager(tools, timeout_s=step_s))
+
+    def ended_by_reset(self) -> tuple[StopReason, Failure | None] | None:
+        """Return why the episode is over already after `reset`; `None` where it has begun."""
+        if (failure := failure_in(self._first)) is not None:
+            return StopReason.ENV_ERROR, failure
+        if self._first is None or not self._first.done:
+            return None
+        return (StopReason.ENV_TRUNCATED if self._first.truncated else StopReason.ENV_DONE), None
+
+    def show_first(self, messages: list[dict[str, Any]]) -> None:
+        """Put the observation of `reset` where the model sees it."""
+        observation = self._first.observation if self._first else ""
+        if observation and self._plan.reset_observation != "ignore":
+            _add_observation(messages, observation, self._plan.reset_observation)
+
+    @property
+    def scores(self) -> bool:
+        """Whether the env scores finished trajectories."""
+        return self._env is not None and overrides_evaluate(self._env)
+
+    async def score(self, trajectory: Mapping[str, Any]) -> float:
+        """Let the env score its finished trajectory.
+
+        Raises:
+            EnvTimeoutError: No score within the limit.
+            EnvError: Not exactly one finite number came back.
+            Exception: Whatever `evaluate` raised.
+        """
+        started = time.monotonic()
+        try:
+            timeout_s = self._plan.limits.evaluate_timeout_s
+            return await _score_env(self._env, trajectory, timeout_s=timeout_s)
+        finally:
+            self.timing["evaluate"] += time.monotonic() - started
+
+    async def close(self) -> None:
+        """Close the env, if there is one; idempotent. A cancellation does not cut it short."""
+        env, self._env = self._env, None
+        if env is None:
+            return
+        started = time.monotonic()
+        try:
+            timeout_s = self._plan.limits.close_timeout_s
+            self.close_error = await _close_env(env, self._plan.threads.close, timeout_s=timeout_s)
+        finally:
+            self._plan.threads.live_envs.discard(id(env))
+            self.timing["close"] += time.monotonic() - started
+
+
+async def _wait_for_slot(env: Any) -> float:
+    """Wait for the slot of a leased env, which has a limit of its own; return how long (s)."""
+    if not isinstance(env, Env):
+        return 0.0
+    started = time.monotonic()
+    await env.aacquire()
+    return time.monotonic() - started
+
+
+async def _make_env(
     factory: EnvFactory,
     trajectory: Mapping[str, Any],
     *,
@@ -72,7 +247,7 @@ async def make_env(
     return made
 
 
-async def reset_env(
+async def _reset_env(
     env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None
 ) -> StepResult | None:
     """Reset the env and return the first result, put right like that of a step.
@@ -108,7 +283,7 @@ def _first(result: Any) -> StepResult | None:
     if result is None:
         return None
     if isinstance(result, type) or not hasattr(result, "observation"):
-        # Unseen it would be an episode that nobody began, or whose beginning the model misses.
+        # Otherwise the model would miss the first observation, or no episode would have begun.
         raise EnvError(f"reset failed: {as_step_result(result).error}")
     # The reward of `reset` is not counted, so that it may be anything.
     info = {
@@ -117,7 +292,7 @@ def _first(result: Any) -> StepResult | None:
     return as_step_result(StepResult(result.observation, 0.0, getattr(result, "done", False), info))
 
 
-async def score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> float:
+async def _score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> float:
     """Let the env score its finished trajectory.
 
     Raises:
@@ -140,7 +315,7 @@ async def score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float
     return checked.reward
 
 
-def add_observation(
+def _add_observation(
     messages: list[dict[str, Any]], observation: str, where: ResetObservation
 ) -> None:
     """Show the first observation to the model."""
@@ -155,7 +330,7 @@ def add_observation(
         last["content"] = f"{content}\n\n{observation}" if content else observation
 
 
-async def close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | None:
+async def _close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | None:
     """Close the env; a cancellation of the caller meanwhile does not cut it short.
 
     Args:
@@ -174,7 +349,7 @@ async def close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | No
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
-            cancelled = True  # told on after the env is closed; the wait has its own limit
+            cancelled = True  # raised after the env is closed; the wait has its own limit
     try:
         task.result()
         problem = None
@@ -200,7 +375,7 @@ async def _close(env: Any) -> None:
 
 
 def _has_native(env: Any, name: str) -> bool:
-    """Tell whether an env has a coroutine of its own, not the one that runs the blocking method."""
+    """Return whether an env has a coroutine of its own, not that of `Env`."""
     method: Any = getattr(cast("type[Any]", type(env)), name, None)
     if method is None:
         return False
@@ -265,7 +440,7 @@ async def _finished(future: Future[Any], *, timeout_s: float | None, what: str) 
 def _when_late(
     future: Future[Any] | asyncio.Future[Any], late: Callable[[Any], None] | None
 ) -> None:
-    """Hand over a result that nobody waits for any more, once it comes."""
+    """Hand over a result that is no longer awaited, once it comes."""
     if late is None:
         return
     hand_over = late

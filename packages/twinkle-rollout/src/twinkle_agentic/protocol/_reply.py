@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from twinkle_agentic.protocol._fields import fields_of, items_of
 from twinkle_agentic.protocol.errors import (
     ApiErrorKind,
     ApiReplyError,
     ApiStatusError,
     ContextLengthError,
 )
-from twinkle_agentic.protocol.fields import fields_of, items_of
 from twinkle_agentic.protocol.retry import parse_retry_after
 
-__all__ = ["Completion", "error_of", "read_completion"]
+__all__ = ["Completion", "completion_of", "error_of", "read_completion"]
 
 _SHOWN_CHARS = 500  # of a provider's text in an error
 
@@ -48,8 +48,8 @@ class Completion:
 
     Attributes:
         messages: One assistant message per choice, in order: `role`, `content` (text, `""` for
-            null), `finish_reason`, and `reasoning_content`, `refusal`, `tool_calls` where they are
-            there. Calls are as the server sent them, unchecked.
+            null), `finish_reason`, and `reasoning`, `reasoning_content`, `refusal`, `tool_calls`
+            where they are there. Calls are as the server sent them, unchecked.
         usage: The server's token counts; empty where it sent none.
         prompt_token_ids: Token ids of the prompt, where asked for (`return_token_ids`).
         token_ids: Sampled token ids of the first choice, where asked for.
@@ -61,6 +61,24 @@ class Completion:
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     logprobs: list[Any] | None = None
+
+
+def completion_of(reply: Any) -> Completion:
+    """Return what an API object returned (a message, or a list of them) as a completion.
+
+    Raises:
+        ValueError: The list is empty.
+    """
+    if isinstance(reply, Completion):
+        return reply
+    if isinstance(reply, (list, tuple)):
+        if not reply:
+            raise ValueError("the API object returned an empty list")
+        reply = cast("list[Any]", reply)[0]
+    if isinstance(reply, Mapping):
+        given = cast("Mapping[str, Any]", reply)
+        return Completion(messages=[dict(given)], usage=dict(fields_of(given.get("usage"))))
+    return Completion(messages=[reply])
 
 
 def read_completion(status: int, headers: Mapping[str, str], body: bytes) -> Completion:
@@ -171,10 +189,7 @@ def _message(choice: Any, body: bytes) -> dict[str, Any]:
         raise ApiReplyError(f"a choice has no message: {_shown(body)!r}", status=200)
     content: Any = given.get("content")
     message: dict[str, Any] = {"role": "assistant", "content": "" if content is None else content}
-    reasoning = given.get("reasoning_content") or given.get("reasoning")
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    for name in ("refusal", "tool_calls", "function_call"):
+    for name in ("reasoning", "reasoning_content", "refusal", "tool_calls", "function_call"):
         if given.get(name):
             message[name] = given[name]
     finish = fields_of(choice).get("finish_reason")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from twinkle_agentic.protocol.fields import items_of
+from twinkle_agentic.protocol._fields import items_of
 from twinkle_agentic.protocol.sampling import sampling_fields
 from twinkle_agentic.tools.text import clean_text
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 from twinkle_agentic._aio.bounded import Deadline, bounded
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.step_result import StepResult
-from twinkle_agentic.protocol.fields import fields_of
-from twinkle_agentic.rollout.history import NOT_EXECUTED
+from twinkle_agentic.protocol._fields import fields_of
+from twinkle_agentic.protocol._messages import NOT_EXECUTED
 from twinkle_agentic.rollout.types import Failure
 from twinkle_agentic.tools.outcome import ToolOutcome, describe_error, refused
 from twinkle_agentic.tools.text import to_text
@@ -31,16 +31,19 @@ class StepLog:
             whatever stands beside it.
         failed: Steps that failed; their reward means nothing.
         last: The latest result.
+        truncated: Whether a limit of the env ended the episode.
     """
 
     rewards: list[float] = field(default_factory=list[float])
     missing: list[int] = field(default_factory=list[int])
     failed: list[int] = field(default_factory=list[int])
     last: Any = None
+    truncated: bool = False
 
     def add(self, result: Any) -> str | None:
         """Take in the result of a step; return the kind of error of one that failed."""
         self.last = result
+        self.truncated = bool(getattr(result, "truncated", False))
         number = len(self.rewards)
         self.rewards.append(0.0)
         if (failure := failure_in(result)) is not None:

@@ -7,12 +7,12 @@ context of the whole conversation, and labelled -100.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from twinkle_agentic.protocol.fields import fields_of, items_of
-from twinkle_agentic.rollout.structural import Template
+from twinkle_agentic.protocol._fields import fields_of, items_of
+from twinkle_agentic.rollout.sampler import Template
+from twinkle_agentic.tools.arguments import parse_arguments
 
 __all__ = ["IGNORED", "BridgeError", "append_ids", "bridge_ids", "extend_with_bridge", "plain"]
 
@@ -66,7 +66,9 @@ def bridge_ids(
             "the chat template rewrites earlier turns when a tool message follows: "
             f"{head[common : common + 60]!r} became {whole[common : common + 60]!r}"
         )
-    text = _after_turn(head, tokenizer.eos_token, last_id == tokenizer.eos_token_id)
+    eos = getattr(tokenizer, "eos_token", None)
+    ended = last_id == getattr(tokenizer, "eos_token_id", None)
+    text = _after_turn(head, eos, ended)
     text += whole[len(head) :]
     ids = list(tokenizer.encode(text, add_special_tokens=False)) if text else []
     if not ids:
@@ -180,12 +182,10 @@ def _renderable(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _object(arguments: object) -> dict[str, Any]:
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return {}
-    return dict(fields_of(arguments))
+    try:
+        return parse_arguments(arguments)
+    except ValueError:
+        return {}
 
 
 def _shifted(feature: dict[str, Any]) -> dict[str, Any]:

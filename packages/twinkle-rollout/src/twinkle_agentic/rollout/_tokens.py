@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinkle_agentic.protocol.reply import Completion
-from twinkle_agentic.rollout.finished import TokenTurn
+from twinkle_agentic.protocol._reply import Completion
+from twinkle_agentic.rollout.types import TokenTurn
 
 __all__ = ["TokenLog", "token_turn"]
 
