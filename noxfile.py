@@ -114,6 +114,13 @@ def integration(session: nox.Session) -> None:
     session.run("pytest", *SIDE_BY_SIDE, "tests", "--ignore=tests/docs", *session.posargs)
 
 
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """The coding server under load, kills and crashes leaves nothing (5 min; `-- --seconds 60`)."""
+    sync(session, "--all-packages", "--group", "test")
+    session.run("python", "benchmarks/soak.py", *session.posargs)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Every snippet of the README and of the package READMEs runs."""

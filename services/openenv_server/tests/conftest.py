@@ -100,6 +100,6 @@ def server(serve: Serve, command: list[str]) -> Iterator[Server]:
     """Run one server with small limits."""
     options = ["--max-concurrent-envs", "4", "--step-timeout-s", "1"]
     options += ["--max-output-chars", "20000", "--max-code-chars", "2000000"]
-    options += ["--worker-memory-mb", "1000", "--max-queue", "0"]
+    options += ["--max-queue", "0"]
     with serve([*command, *options]) as running:
         yield running

@@ -156,6 +156,25 @@ async def test_health_is_quick_while_every_session_is_busy(serve: Any, command: 
                 ws.transport.abort()
 
 
+@pytest.mark.parametrize("code", [BUSY, "import time\ntime.sleep(1000)", "sum(range(10**12))"])
+async def test_a_client_that_goes_in_the_middle_of_a_step_stops_its_code(
+    serve: Any, command: Any, code: str
+) -> None:
+    options = ["--max-concurrent-envs", "1", "--max-queue", "0", "--step-timeout-s", "600"]
+    with serve([*command, *options]) as server:
+        async with session(server) as ws:
+            await ws.send(json.dumps({"type": "step", "data": {"code": code}}))
+            await asyncio.sleep(0.2)  # it runs; nothing tells from outside
+            ws.transport.abort()
+            gone = time.monotonic()
+            await until(lambda: capacity(server)["sessions"] == 0)
+            assert time.monotonic() - gone < 2
+        async with session(server) as again:
+            assert await run(again, "print('in')") == "in\n"
+        metrics = fetch(server, "/metrics")[1]
+        assert 'openenv_kills_total{reason="client_gone"} 1.0' in metrics
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_sigterm_ends_the_server_in_time_whatever_the_sessions_do(
     serve: Any, command: Any, workers: str

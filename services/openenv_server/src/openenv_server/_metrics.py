@@ -35,7 +35,7 @@ REQUESTS = Histogram(
 )
 KILLS = Counter(
     "openenv_kills",
-    "Programs that were killed: client_gone, closed, or the limit they met.",
+    "Running steps that were ended: client_gone, or the limit after which the state was lost.",
     ["reason"],
     registry=_REGISTRY,
 )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 __all__ = ["EnvRaisedError", "EnvSession", "ResetArgumentError", "uncancelled"]
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _OPENENV_DEFAULTS = "openenv.core.env_server.interfaces"  # its async methods call the others
@@ -110,12 +113,14 @@ class EnvSession:
         return await self._in_thread(read)
 
     async def close(self) -> None:
-        """End the environment. What it raises then is of no use to the client."""
+        """End the environment. What it raises then is logged: the client cannot use it."""
         with contextlib.suppress(Exception):
             await self._stack.aclose()
         if self.env is not None and hasattr(self.env, "close"):
-            with contextlib.suppress(EnvRaisedError):
+            try:
                 await self._call("close")
+            except EnvRaisedError as error:
+                logger.warning("an environment raised when it was closed", exc_info=error.__cause__)
         if self._own_threads:
             self._threads.shutdown(wait=False)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 import socket
 import sys
@@ -24,7 +23,6 @@ from openenv_server.settings import Settings
 _BACKLOG = 2048
 _ACCEPT_AT_ONCE = 8
 _CLOSE_S = 3  # for the sessions; the supervisor kills 2 s later
-_THREAD_BYTES = 16 * 2**20  # stack and allocator arena of a session's thread
 
 
 class _Server(uvicorn.Server):
@@ -68,12 +66,6 @@ async def _serve(settings: Settings, link: socket.socket, sockets: list[socket.s
     await server.serve(sockets=sockets)
 
 
-def _limit_memory(size_bytes: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY or size_bytes < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, hard))
-
-
 def _ignore(*_: object) -> None:
     pass
 
@@ -85,9 +77,6 @@ def main() -> None:
         signal.signal(number, _ignore)
     settings = Settings.model_validate_json(sys.stdin.read())
     configure_logs(settings.log_level)
-    if settings.worker_memory_mb:
-        own = settings.worker_memory_mb * 2**20
-        _limit_memory(own + settings.max_concurrent_envs * _THREAD_BYTES)
     link, *sockets = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     try:
         asyncio.run(_serve(settings, link, sockets))

@@ -45,7 +45,7 @@ __all__ = ["Served", "class_of", "make_asgi"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_PENDING = 64  # messages of one client that are read before the first is answered
+_MAX_PENDING = 8  # messages of one client that are read before the first is answered
 
 
 class Served:
@@ -285,7 +285,9 @@ class _Conversation:
             if received["type"] == "websocket.disconnect":
                 return
             text = received.get("text")
-            await self._inbox.put(received["bytes"].decode() if text is None else text)
+            await self._inbox.put(
+                received["bytes"].decode(errors="replace") if text is None else text
+            )
 
     async def _talk(self) -> None:
         served = self._served

@@ -161,14 +161,6 @@ class Settings(BaseSettings):
 
     # What a session may do
 
-    worker_memory_mb: int = Field(
-        default=4_096,
-        ge=0,
-        le=100_000_000,
-        description="Memory the data of one worker process may take, without what its session "
-        "threads need. 0 is no limit.",
-    )
-
     step_timeout_s: float = Field(
         default=30.0,
         ge=0.1,
