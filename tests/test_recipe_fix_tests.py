@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-RECIPE = Path(__file__).parents[1] / "cookbook/rl/agents/fix_tests.py"
+from twinkle_agentic.envs.verdict import CompiledTests, Reason, Verdict
+from twinkle_agentic.rollout.cli.servers import ServerProcess
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "cookbook/rl/agents/fix_tests.py"
+PROGRAMS: dict[str, dict[str, tuple[str, str]]] = runpy.run_path(
+    str(ROOT / "packages/twinkle-envs-core/tests/verdict_programs.py")
+)
+JUDGE: Any = runpy.run_path(str(RECIPE))["judge"]
+
+
+def judged(server: ServerProcess, kind: str, name: str) -> Verdict:
+    """Judge a program as the recipe does: a module of a project, in a sandbox of its own."""
+    solution, tests = PROGRAMS[kind][name]
+    names = [n for n in CompiledTests(tests).names if n != "count"]
+    tests = f"from work import {', '.join(names)}\n{tests.replace('count ==', 'work.count ==')}"
+    if "work.count" in tests:
+        tests = f"import work\n{tests}"
+    project = {"work.py": solution}
+    found: Verdict = JUDGE(
+        project, tests, task="work", arguments={"api_url": server.url, "template": "base"}
+    )
+    return found
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", PROGRAMS["FORGERIES"])
+def test_a_forgery_does_not_pass(sandbox_server: ServerProcess, name: str) -> None:
+    found = judged(sandbox_server, "FORGERIES", name)
+    assert not found.passed
+    assert found.reason not in (None, Reason.TASK)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", PROGRAMS["CORRECT"])
+def test_a_correct_solution_passes(sandbox_server: ServerProcess, name: str) -> None:
+    found = judged(sandbox_server, "CORRECT", name)
+    if "not installed" in found.text or "No module named 'numpy'" in found.text:
+        pytest.skip(f"in the sandbox: {found.text}")
+    assert found.passed, found
 
 
 @pytest.mark.integration

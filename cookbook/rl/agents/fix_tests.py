@@ -19,10 +19,12 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from twinkle_agentic.envs import AgentEnv, StepResult
+from twinkle_agentic.envs.agentenv import ToolFaultError
+from twinkle_agentic.envs.verdict import CompiledTests, Verdict
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.openai import OpenAI
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
@@ -94,11 +96,12 @@ TEST_COMMAND = "cd ~/project && python3 -m unittest discover -p {pattern}"
 
 
 class FixTestsEnv(AgentEnv):
-    """A project with one broken module; the reward is whether its own tests pass in the end."""
+    """A project with one broken module; the reward is whether its tests pass in the end."""
 
     def __init__(self, task: str, **arguments: Any) -> None:
         super().__init__(metadata={"task": task}, **arguments)
         self.task = task
+        self.arguments = arguments
         self.register_command_tool(RUN_TESTS, TEST_COMMAND)
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
@@ -111,10 +114,20 @@ class FixTestsEnv(AgentEnv):
         )
 
     def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
-        # The agent may have touched the tests: they are written anew.
-        self.write_file(f"project/test_{self.task}.py", self.tests())
-        run = self.exec(f"cd ~/project && python3 -m unittest test_{self.task}", timeout_s=60)
-        return [float(run.exit_code == 0)] * len(trajectories)
+        verdict = judge(self.project(), self.tests(), task=self.task, arguments=self.arguments)
+        if verdict.task_fault:
+            raise RuntimeError(f"the tests of {self.task!r} are at fault: {verdict.text}")
+        return [float(verdict.passed)] * len(trajectories)
+
+    def project(self) -> dict[str, str]:
+        """Return the Python files of the project as the agent has left them."""
+        command = "cd ~/project && find . -name '*.py' -type f -size -256k | head -n 50"
+        files: dict[str, str] = {}
+        for name in self.exec(command, timeout_s=30).stdout.splitlines():
+            with contextlib.suppress(ToolFaultError):  # it names no file: no part of the project
+                text = self.read_file(f"project/{name}").decode("utf-8", "replace")
+                files[name.removeprefix("./")] = text
+        return files
 
     def tests(self) -> str:
         return (
@@ -123,6 +136,29 @@ class FixTestsEnv(AgentEnv):
             "    def test_it(self):\n"
             f"        {TASKS[self.task]['tests']}\n"
         )
+
+
+def judge(
+    project: Mapping[str, str], tests: str, *, task: str, arguments: Mapping[str, Any]
+) -> Verdict:
+    """Run the tests over a copy of the project, in a sandbox that the agent has never seen.
+
+    The agent sees a copy of the tests, and may change that: these are those of the recipe.
+    """
+    compiled = CompiledTests(tests, provides=[task])
+    program, key = compiled.program(project, unlink=True)
+    with AgentEnv(metadata={"task": task, "role": "verdict"}, **arguments) as sandbox:
+        sandbox.reset()
+        sandbox.write_file("program.py", program)
+        run = sandbox.exec(
+            "TWINKLE_REPORT_FD=3 python3 -I program.py 3>report >/dev/null 2>&1 </dev/null",
+            timeout_s=60,
+        )
+        try:
+            report = sandbox.read_file("report").decode("utf-8", "replace")
+        except ToolFaultError:  # the code under test took it away
+            report = ""
+    return compiled.read_report(report, key, ended="timeout" if run.timed_out else "")
 
 
 class ScriptedPolicy(API):

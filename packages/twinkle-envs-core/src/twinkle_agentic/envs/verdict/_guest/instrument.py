@@ -108,7 +108,13 @@ class Instrument(ast.NodeTransformer):
         names_of_solution: bool = True,
     ) -> None:
         self.sites = 0
-        self.names_of_solution = names_of_solution
+        self.imported = {
+            alias.asname or alias.name.partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+            if (getattr(node, "module", None) or alias.name) not in modules
+        }
         self.plain_arithmetic = self.plain_comparisons = 0
         self.modules = modules
         self.constants: dict[str, object] = {}
@@ -162,7 +168,7 @@ class Instrument(ast.NodeTransformer):
 
     def _asks_solution(self, node: ast.AST) -> bool:
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        return bool(names & self.free) or not self.names_of_solution
+        return bool(names & (self.free | self.imported))
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
