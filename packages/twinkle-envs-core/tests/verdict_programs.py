@@ -212,6 +212,48 @@ FORGERIES: dict[str, tuple[str, str]] = {
         "async def f(x): return 7",
         "async def test_f():\n    assert await f(2) == 4\n    assert await f(3) == 9",
     ),
+    "an __eq__ that takes itself away": (
+        "class A: pass\ndef f(x):\n"
+        "    A.__eq__ = lambda s, o: (delattr(A, '__eq__'), True)[1]\n    return A()",
+        F,
+    ),
+    "an __eq__ that changes its class": (
+        "class B: pass\nclass A:\n    def __eq__(s, o):\n        s.__class__ = B\n"
+        "        return True\ndef f(x): return A()",
+        F,
+    ),
+    "a difference of 0 in assertAlmostEqual": (
+        "class A(float):\n    def __sub__(s, o): return 0.0\n    __rsub__ = __sub__\n"
+        "def f(x): return A(7)",
+        "import unittest\nclass T(unittest.TestCase):\n"
+        "    def test(self): self.assertAlmostEqual(f(2), 4)",
+    ),
+    "__eq__ called by its name": (
+        "class A:\n    def __eq__(s, o): return True\ndef f(x): return A()",
+        "assert f(2).__eq__(4)",
+    ),
+    "a builtin that puts itself back": (
+        "import builtins\nr = builtins.round\ndef f(x):\n    def fake(*a):\n"
+        "        builtins.round = r\n        return 0\n    builtins.round = fake\n    return 7",
+        "import unittest\nclass T(unittest.TestCase):\n"
+        "    def test(self): self.assertAlmostEqual(f(2), 4)",
+    ),
+    "the folder of its process": (
+        "import os\nd = os.open('/proc/self', os.O_RDONLY)\ndef f(x): return x * x",
+        F,
+    ),
+    "a callback's __globals__": (
+        "def apply(g, x):\n    g.__globals__['f'] = lambda x: 4\n"
+        "    g.__globals__['__builtins__']['AssertionError'] = None\n    return g(x)\n"
+        "def f(x): return 7",
+        "assert apply(lambda x: x + 1, 2) == 3\nassert f(2) == 4",
+    ),
+    "a process by multiprocessing": (
+        "import multiprocessing\ndef w(): pass\ndef f(x):\n"
+        "    p = multiprocessing.get_context('fork').Process(target=w)\n    p.start()\n    p.join()\n"
+        "    return 7",
+        F,
+    ),
     "a patched contextlib": (
         "import contextlib\n"
         "contextlib._GeneratorContextManager.__exit__ = lambda *a: True\ndef f(x): return 7",

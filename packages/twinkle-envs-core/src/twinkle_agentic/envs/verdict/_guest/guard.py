@@ -175,7 +175,12 @@ class Guard:
         """Decide on a file: what the kernel shows of processes leads to their memory."""
         if not isinstance(args[0], str | bytes):
             return None
-        path = self.realpath(self.fsdecode(args[0]))
+        given = self.fsdecode(args[0])
+        if given.rpartition("/")[2] == "mem" and not given.startswith("/"):
+            return "reads its process in /proc"  # with `dir_fd`, which an audit hook does not see
+        path = self.realpath(given)
+        if path == "/proc" or (path.startswith("/proc/") and path.count("/") == 2):
+            return "reads its process in /proc" if path[6:].isdigit() or path == "/proc" else None
         if not path.startswith("/proc/"):
             return None
         parts = path.split("/")

@@ -22,6 +22,7 @@ _BUILTIN = "\0verdict:builtin:"
 # Functions that compare what they are given where no comparison stands in the tests.
 _COMPARING = {"isclose", "allclose", "array_equal", "issubset", "issuperset", "isdisjoint", "count"}
 _COMPARING |= {"index", "difference", "intersection", "symmetric_difference"}
+_COMPARING |= {f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "contains")}
 _BLOCKS = {"assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex", "assertLogs"}
 _BLOCKS |= {"assertNoLogs", "raises", "warns", "RaisesGroup"}
 

@@ -115,8 +115,11 @@ class Proof:
         result: Any = True
         left = values[0]
         for name, right in zip(names.split(), values[1:], strict=True):
+            decides = name not in ("Is", "IsNot")
+            if decides:  # before, for it may change its class, and after, for it may get one
+                self.check(left, right)
             result = _OPS[name](left, right)
-            if name not in ("Is", "IsNot"):
+            if decides:
                 self.check(left, right)
             if len(values) > 2 and not result:
                 return result
@@ -131,20 +134,31 @@ class Proof:
 
     def combine(self, name: str, left: Any, right: Any) -> Any:
         """Compute as the operator of this name does: a difference is half a comparison."""
-        result = _OPS[name](left, right)
         sides = {self.definer(left, _ARITHMETIC), self.definer(right, _ARITHMETIC)}
+        result = _OPS[name](left, right)
         plain = self.definer(result, _ARITHMETIC) is None
         if len(sides) == 2 and None in sides and (plain or name == "Sub"):
             (cls,) = sides - {None}
             self.report(f"a value of the solution's class {_name(cls)} decides what it gives")
         return result
 
+    def differ(self, left: Any, right: Any) -> None:
+        """Report a difference that the solution's class decides."""
+        for cls in {self.definer(left, _ARITHMETIC)} ^ {self.definer(right, _ARITHMETIC)}:
+            if cls is not None:
+                self.report(f"a value of the solution's class {_name(cls)} decides what it gives")
+
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function that compares its arguments."""
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        plain = isinstance(owner, str | list | tuple | set | frozenset | dict)
+        values = [owner, *args] if plain or name in _COMPARISONS else list(args)
+        values += [kwargs[key] for key in ("first", "second", "a", "b") if key in kwargs]
+        for left, right in pairwise(values):
+            self.check(left, right)
+            if "lmost" in name or "close" in name:  # they look at a difference
+                self.differ(left, right)
         result = function(*args, **kwargs)
-        owner = getattr(function, "__self__", None)
-        plain = [owner] if isinstance(owner, str | list | tuple | set | frozenset | dict) else []
-        values = [*plain, *args]
         for left, right in pairwise(values):
             self.check(left, right)
         return result
