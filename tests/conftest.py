@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 

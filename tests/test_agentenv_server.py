@@ -21,7 +21,7 @@ from twinkle_agentic.envs.agentenv.sweep import sweep
 from twinkle_agentic.envs.errors import SandboxUnavailableError
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 
 pytestmark = pytest.mark.integration
 

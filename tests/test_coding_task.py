@@ -9,7 +9,7 @@ import pytest
 
 from twinkle_agentic.envs.errors import EnvError
 from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 from twinkle_agentic.tools.types import Trajectory
 
 pytestmark = pytest.mark.integration

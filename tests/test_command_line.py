@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.rollout.cli.servers import ServerProcess, free_port
+from twinkle_agentic.rollout.testing import ServerProcess, free_port
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ import pytest
 
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.protocol.openai import OpenAI
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 from twinkle_agentic.tools.base import ToolInfo
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from twinkle_agentic.envs.env_tool import EnvTool
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from twinkle_agentic.envs.verdict import CompiledTests, Reason, Verdict
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "cookbook/rl/agents/fix_tests.py"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(

@@ -28,7 +28,7 @@ from twinkle_agentic.envs.verdict import CompiledTests, Verdict
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.openai import OpenAI
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
-from twinkle_agentic.rollout.cli.servers import ServerProcess
+from twinkle_agentic.rollout.testing import ServerProcess
 from twinkle_agentic.tools.types import Message, ToolInfo, Trajectory, user_data_dict
 
 # One entry per kind of task: the broken module, its tests, and the patches of the scripted policy.

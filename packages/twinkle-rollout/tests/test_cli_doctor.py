@@ -24,7 +24,7 @@ from twinkle_agentic.rollout.cli.probes import (
     probe_openenv,
     probe_sandboxes,
 )
-from twinkle_agentic.rollout.cli.servers import ServerProcess, free_port
+from twinkle_agentic.rollout.testing import ServerProcess, free_port
 
 
 def test_our_modules_come_from_our_distributions() -> None:

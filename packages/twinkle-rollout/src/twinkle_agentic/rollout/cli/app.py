@@ -432,7 +432,7 @@ def _stop(signum: int, _: FrameType | None) -> None:
 
 def _exit(command: Callable[[Console], int]) -> None:
     """Run a command and end the process with its exit code."""
-    from twinkle_agentic.rollout.cli.servers import ServerError
+    from twinkle_agentic.rollout.testing import ServerError
 
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _stop)

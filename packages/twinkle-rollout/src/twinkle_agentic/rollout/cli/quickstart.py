@@ -11,8 +11,8 @@ from rich.console import Console
 
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.refusal import RefusedError
-from twinkle_agentic.rollout.cli.servers import ServerProcess
 from twinkle_agentic.rollout.cli.tasks import read_tasks
+from twinkle_agentic.rollout.testing import ServerProcess
 
 __all__ = ["quickstart"]
 

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from twinkle_agentic.rollout.cli.servers import ServerError, ServerProcess
+from twinkle_agentic.rollout.testing import ServerError, ServerProcess
 
 _ENDPOINT = "twinkle_agentic.rollout.cli.scripted_endpoint"
 
@@ -70,7 +70,7 @@ def test_a_server_that_ignores_sigterm_is_killed() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_a_killed_parent_takes_its_server_along() -> None:
     code = (
-        "import sys, signal; from twinkle_agentic.rollout.cli.servers import ServerProcess\n"
+        "import sys, signal; from twinkle_agentic.rollout.testing import ServerProcess\n"
         f"c = [sys.executable, '-m', {_ENDPOINT!r}, '--port']\n"
         "s = ServerProcess('x', lambda port: [*c, str(port)])\n"
         "s.__enter__(); s.wait_ready(30); print(s.pid, flush=True); signal.pause()"
