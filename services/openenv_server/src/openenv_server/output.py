@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["BoundedText", "bound_text", "encodable"]
+__all__ = ["BoundedText", "encodable"]
 
 
 class BoundedText:
@@ -57,10 +57,3 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
     return text
-
-
-def bound_text(text: str, limit: int) -> str:
-    """Keep the head and the tail of `text`, `limit` characters in all, and say what was cut."""
-    kept = BoundedText(limit)
-    kept.add(text)
-    return kept.text()

@@ -122,7 +122,8 @@ class Served:
             data = observation_data(await call)
             metadata = mapping(data.get("metadata"))
             outcome = _failure(metadata)
-            if metadata.get("state") == "lost":
+            # The step after a lost interpreter says so too, and has killed nothing.
+            if metadata.get("state") == "lost" and "failure" in metadata:
                 _metrics.KILLS.labels(outcome).inc()
             return data
         except asyncio.CancelledError:
