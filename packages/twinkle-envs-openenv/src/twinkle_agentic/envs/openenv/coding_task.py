@@ -36,6 +36,9 @@ _TOOLS = [
 ]
 
 
+_checked: set[tuple[str, ...]] = set()  # addresses whose server can give a verdict
+
+
 class CodingTaskEnv(Env):
     """One episode of a coding task, scored by the unit tests in `user_data["tests"]`.
 
@@ -50,7 +53,8 @@ class CodingTaskEnv(Env):
     is wrong with them.
 
     `user_data` may have `provides`: names the solution is asked to define though they are
-    builtins. The other keys go to the server's `reset`.
+    builtins. `seed` and `episode_id` go to the server's `reset`; other keys only where
+    `reset_keys` names them.
 
     Args:
         base_url: The coding server, or several. It must run `twinkle-openenv-server`.
@@ -79,13 +83,15 @@ class CodingTaskEnv(Env):
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0, found {timeout_s!r}")
+        # A coding server refuses labels of the task that it does not know.
+        client_options.setdefault("reset_keys", ())
         self.client = OpenEnvClient(env_name=env_name, base_url=base_url, **client_options)
         self.partial = partial
         self.timeout_s = timeout_s
         self._tests: CompiledTests | None = None
         self._best = 0.0
         self._not_scored: str | None = None  # why the latest solution could not be scored
-        self._checked = False
+        self._servers = (base_url,) if isinstance(base_url, str) else tuple(base_url)
 
     def tools(self) -> list[ToolInfo]:
         """Return `run_python` and `submit_solution`."""
@@ -110,9 +116,9 @@ class CodingTaskEnv(Env):
         )
         self._not_scored, self._best = None, 0.0
         await self.client.areset({"user_data": data})
-        if not self._checked:
+        if self._servers not in _checked:
             await self._check_server()
-            self._checked = True
+            _checked.add(self._servers)
         return StepResult()
 
     async def astep(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
@@ -163,7 +169,7 @@ class CodingTaskEnv(Env):
 
     async def _run_fresh(self, program: str, timeout_s: float) -> Mapping[str, Any]:
         """Run a program in an interpreter of its own; return what the server says of it."""
-        # Slots of metadata, which the typed client of `coding_env` would drop.
+        # Fields of the metadata, which the typed client of `coding_env` would drop.
         action = {"code": program, "metadata": {"fresh": True, "timeout_s": timeout_s}}
         answer = await self.client.aexecute_fields(action)
         for place in (answer.get("metadata"), answer.get("observation")):

@@ -71,7 +71,7 @@ def choose_env(
             "is named module:name"
         )
     try:
-        from twinkle_agentic.envs.openenv import OpenEnvClient
+        from twinkle_agentic.envs.openenv import CodingTaskEnv, OpenEnvClient
     except ModuleNotFoundError as error:
         raise RefusedError(
             f"--env {spec} needs twinkle-envs-openenv, which cannot be imported ({error}): "
@@ -82,8 +82,6 @@ def choose_env(
     except (ValueError, TypeError, ImportError) as error:
         raise RefusedError(f"--env {spec} --base-url {' '.join(base_urls)}: {error}") from error
     if spec == "coding_env":
-        from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
-
         return EnvChoice(
             make=lambda _: CodingTaskEnv(base_urls, message_timeout_s=message_timeout_s),
             needs=("tests",),

@@ -54,8 +54,8 @@ def quickstart(
             raise RefusedError(
                 f"quickstart needs {distribution}: run `pip install 'twinkle-rollout[quickstart]'`"
             )
+    from twinkle_agentic.envs.openenv import CodingTaskEnv
     from twinkle_agentic.protocol.openai import OpenAI
-    from twinkle_agentic.rollout.cli.coding_task import CodingTaskEnv
     from twinkle_agentic.rollout.cli.execution import execute
 
     output = RunOutput(out, overwrite=overwrite)
