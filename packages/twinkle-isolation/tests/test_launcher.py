@@ -52,7 +52,6 @@ def test_limits_that_cannot_work_are_refused(name: str) -> None:
 async def test_info_says_what_is_given() -> None:
     async with Launcher() as launcher:
         assert launcher.info.mode == "bubblewrap"
-        assert launcher.info.degraded == ""
         assert launcher.info.sandbox_uid != 0
     with pytest.raises(SandboxStartError):
         await launcher.create()
@@ -79,27 +78,25 @@ async def test_a_machine_without_a_system_call_filter_is_named(
     assert "no system call filter" in warnings[0]
 
 
-async def test_without_bubblewrap_auto_degrades_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(jail, "find_bwrap", lambda: None)
-    async with Launcher(isolation="auto") as launcher, await launcher.create() as sandbox:
-        assert launcher.info.mode == "process"
-        assert "no bwrap program" in launcher.info.degraded
-        assert (await sandbox.exec(["true"])).end.exit_code == 0
-    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    assert "NOT isolated" in warnings[0].getMessage()
-
-
-async def test_a_bubblewrap_that_fails_is_an_error_when_it_was_asked_for(
+async def test_nothing_takes_the_place_of_a_bubblewrap_that_is_missing_or_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(jail, "find_bwrap", lambda: None)
+    with pytest.raises(IsolationUnavailableError, match=r"needs the bwrap program.*no boundary"):
+        await Launcher().start()
     monkeypatch.setattr(jail, "find_bwrap", lambda: "/bin/false")
-    with pytest.raises(IsolationUnavailableError, match="does not work here"):
-        await Launcher(isolation="bubblewrap").start()
-    async with Launcher(isolation="auto") as launcher:
+    with pytest.raises(IsolationUnavailableError, match=r"does not work here.*no boundary"):
+        await Launcher().start()
+
+
+async def test_isolation_process_says_loudly_that_it_is_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Launcher(isolation="process") as launcher, await launcher.create() as sandbox:
         assert launcher.info.mode == "process"
+        assert (await sandbox.exec(["true"])).end.exit_code == 0
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "NOT isolated" in warning.getMessage()
 
 
 async def test_spares_are_handed_out_and_made_again() -> None:
@@ -135,7 +132,7 @@ async def test_shares_are_read_only_and_in_the_path(share: Path) -> None:
 
 async def test_a_share_that_is_not_there_is_an_error_and_no_reason_to_degrade() -> None:
     with pytest.raises(NotADirectoryError, match="/no/such/place"):
-        await Launcher(isolation="auto", shares=["/no/such/place"]).start()
+        await Launcher(shares=["/no/such/place"]).start()
 
 
 async def test_sandboxes_of_root_are_users_of_their_own() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import e2b
+import httpx
 import pytest
 
 import sandbox_server
@@ -20,6 +21,7 @@ import twinkle_isolation
 
 NOBODY = 65534
 KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
+http = httpx.Client(headers={"X-API-Key": KEY}, timeout=30)  # a server without a key ignores it
 
 
 @dataclass
@@ -85,6 +87,8 @@ def start_server(mode: str, *options: str, uid: int | None = None, prelude: str 
     """Start a server; `prelude` is Python that its process runs first."""
     command, environment = interpreter_for(uid)
     command[-1] = f"{prelude}\n{command[-1]}"
+    if (mode == "process" or "--network" in options) and "--api-key" not in options:
+        options = (*options, "--api-key", KEY)
     process = subprocess.Popen(
         [*command, "--port", "0", "--isolation", mode, "--log-level", "warning", *options],
         env=environment,
@@ -175,7 +179,9 @@ def start() -> Iterator[Callable[..., Server]]:
     """Start servers of a test's own; they end with the session at the latest."""
     started: list[Server] = []
 
-    def run(mode: str = "auto", *options: str, uid: int | None = None, prelude: str = "") -> Server:
+    def run(
+        mode: str = "bubblewrap", *options: str, uid: int | None = None, prelude: str = ""
+    ) -> Server:
         server = start_server(mode, *options, uid=uid, prelude=prelude)
         started.append(server)
         return server

@@ -112,11 +112,11 @@ def test_copy_steps_are_refused_with_a_reason(server: Server, tmp_path: object) 
 def test_templates_outlive_a_restart_with_a_data_dir(
     start: Callable[..., Server], tmp_path: object
 ) -> None:
-    server = start("auto", "--data-dir", str(tmp_path))
+    server = start("bubblewrap", "--data-dir", str(tmp_path))
     sandbox = server.sandbox()
     sandbox.files.write("kept", "yes")
     sandbox.create_snapshot(name="prepared")
     server.stop()
-    server = start("auto", "--data-dir", str(tmp_path))
+    server = start("bubblewrap", "--data-dir", str(tmp_path))
     assert server.sandbox("prepared").files.read("kept") == "yes"
     server.stop()

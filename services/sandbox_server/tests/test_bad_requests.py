@@ -11,11 +11,12 @@ import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-import httpx
 import pytest
 
 from sandbox_server.files_http import upload
 from sandbox_server.http import ClientGoneError, Request
+
+from .conftest import http
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def start_program(server: Server, box: e2b.Sandbox, body: bytes) -> dict[str, An
     content = struct.pack("!BI", 0, len(body)) + body
     headers = headers_of(box, **{"Content-Type": "application/connect+json"})
     url = f"{server.url}/process.Process/Start"
-    answer = httpx.post(url, content=content, headers=headers, timeout=60)
+    answer = http.post(url, content=content, headers=headers, timeout=60)
     rest = answer.content
     while True:
         flags, length = struct.unpack_from("!BI", rest)
@@ -61,10 +62,10 @@ def start_program(server: Server, box: e2b.Sandbox, body: bytes) -> dict[str, An
 
 
 def test_nested_too_deep(plain: Server, box: e2b.Sandbox) -> None:
-    answer = httpx.post(f"{plain.url}/v2/sandboxes", content=b'{"templateID":' + DEEP)
+    answer = http.post(f"{plain.url}/v2/sandboxes", content=b'{"templateID":' + DEEP)
     assert (answer.status_code, "JSON" in answer.json()["message"]) == (400, True)
     stat = f"{plain.url}/filesystem.Filesystem/Stat"
-    assert httpx.post(stat, content=DEEP, headers=headers_of(box)).status_code == 400
+    assert http.post(stat, content=DEEP, headers=headers_of(box)).status_code == 400
     assert start_program(plain, box, DEEP)["error"]["code"] == "invalid_argument"
 
 
@@ -78,7 +79,7 @@ def test_nested_too_deep(plain: Server, box: e2b.Sandbox) -> None:
 )
 def test_a_form_that_is_none(plain: Server, box: e2b.Sandbox, kind: str, body: bytes) -> None:
     url = f"{plain.url}/files?path=form.txt"
-    answer = httpx.post(url, content=body, headers=headers_of(box, **{"Content-Type": kind}))
+    answer = http.post(url, content=body, headers=headers_of(box, **{"Content-Type": kind}))
     assert (answer.status_code, "form" in answer.json()["message"]) == (400, True)
     assert not box.files.exists("form.txt")
 
@@ -86,7 +87,7 @@ def test_a_form_that_is_none(plain: Server, box: e2b.Sandbox, kind: str, body: b
 @pytest.mark.parametrize("envs", [{"": "x"}, {"A=B": "x"}, {"A": "x\0y"}, {"A": HALF}])
 def test_an_environment_that_no_program_can_have(plain: Server, envs: dict[str, str]) -> None:
     message = json.dumps({"templateID": "base", "envVars": envs})
-    answer = httpx.post(f"{plain.url}/v2/sandboxes", content=message)
+    answer = http.post(f"{plain.url}/v2/sandboxes", content=message)
     assert answer.status_code == 400, answer.text
     assert "envVars" in answer.json()["message"]
 
@@ -96,9 +97,9 @@ def test_an_environment_that_no_program_can_have(plain: Server, envs: dict[str, 
     [("ENV", ["A=B", "x"]), ("ENV", ["", "x"]), ("ENV", ["A", "x\0y"]), ("ARG", ["=x"])],
 )
 def test_a_step_that_would_spoil_every_sandbox(plain: Server, kind: str, args: list[str]) -> None:
-    made = httpx.post(f"{plain.url}/v3/templates", json={"name": "spoiled"}).json()
+    made = http.post(f"{plain.url}/v3/templates", json={"name": "spoiled"}).json()
     url = f"{plain.url}/v2/templates/{made['templateID']}/builds/{made['buildID']}"
-    answer = httpx.post(url, json={"steps": [{"type": kind, "args": args}]})
+    answer = http.post(url, json={"steps": [{"type": kind, "args": args}]})
     assert answer.status_code == 400, answer.text
 
 
@@ -116,10 +117,10 @@ def test_every_member_of_a_gzip_body_is_written(plain: Server, box: e2b.Sandbox)
     body = gzip.compress(b"one ") + gzip.compress(b"") + gzip.compress(b"two")
     more = {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}
     url = f"{plain.url}/files?path=members.txt"
-    answer = httpx.post(url, content=body, headers=headers_of(box, **more))
+    answer = http.post(url, content=body, headers=headers_of(box, **more))
     assert answer.status_code == 200, answer.text
     assert box.files.read("members.txt") == "one two"
-    garbage = httpx.post(url, content=body + b"more", headers=headers_of(box, **more))
+    garbage = http.post(url, content=body + b"more", headers=headers_of(box, **more))
     assert garbage.status_code == 400
 
 
@@ -127,10 +128,10 @@ def test_a_list_that_is_too_long(plain: Server, box: e2b.Sandbox) -> None:
     box.commands.run("mkdir most; cd most; seq 50000 | xargs touch", timeout=60)
     url = f"{plain.url}/filesystem.Filesystem/ListDir"
     message = {"path": "most"}
-    whole = httpx.post(url, json=message, headers=headers_of(box), timeout=60)
+    whole = http.post(url, json=message, headers=headers_of(box), timeout=60)
     assert len(whole.json()["entries"]) == 50_000
     box.commands.run("touch most/one-more")
-    refused = httpx.post(url, json=message, headers=headers_of(box), timeout=60)
+    refused = http.post(url, json=message, headers=headers_of(box), timeout=60)
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_argument")
     assert "50000 entries" in refused.json()["message"]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
+
+from .conftest import http
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ def clocked(clock: Clock, start: Callable[..., Server]) -> Iterator[Server]:
 
 
 def is_there(server: Server, sandbox: e2b.Sandbox) -> bool:
-    return httpx.get(f"{server.url}/sandboxes/{sandbox.sandbox_id}").status_code == 200
+    return http.get(f"{server.url}/sandboxes/{sandbox.sandbox_id}").status_code == 200
 
 
 def wait_gone(server: Server, sandbox: e2b.Sandbox) -> None:

@@ -16,6 +16,8 @@ import pytest
 
 from sandbox_server.connect import as_api_error
 
+from .conftest import http
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -46,7 +48,7 @@ def call(
         "E2b-Sandbox-Id": sandbox.sandbox_id,
         "X-Access-Token": sandbox.connection_config.sandbox_headers["X-Access-Token"],
     }
-    return httpx.post(f"{server.url}/{method}", json=message, headers=headers, timeout=60)
+    return http.post(f"{server.url}/{method}", json=message, headers=headers, timeout=60)
 
 
 def supervisor_of(sandbox: e2b.Sandbox) -> int:
@@ -61,7 +63,7 @@ def wait_until(check: Callable[[], bool], seconds: float) -> None:
 
 
 def state_of(server: Server, sandbox: e2b.Sandbox) -> int:
-    return httpx.get(f"{server.url}/sandboxes/{sandbox.sandbox_id}", timeout=30).status_code
+    return http.get(f"{server.url}/sandboxes/{sandbox.sandbox_id}", timeout=30).status_code
 
 
 def test_a_signal_wants_a_process(impatient: Server) -> None:
@@ -116,7 +118,7 @@ def test_the_servers_own_mistakes_are_not_the_clients(
 @pytest.mark.parametrize("path", ["v2/sandboxes", "snapshots"])
 @pytest.mark.parametrize("token", ["%25%25%25", "YWJj", "%C3%A9", "fHx8", "bmFufHg="])
 def test_a_token_that_is_none_is_refused(impatient: Server, path: str, token: str) -> None:
-    answer = httpx.get(f"{impatient.url}/{path}?nextToken={token}", timeout=30)
+    answer = http.get(f"{impatient.url}/{path}?nextToken={token}", timeout=30)
     assert answer.status_code == 400, answer.text
     assert "nextToken" in answer.json()["message"]
 
@@ -127,7 +129,7 @@ def test_pages_of_snapshots(impatient: Server) -> None:
     seen: list[str] = []
     token = ""
     while True:
-        answer = httpx.get(f"{impatient.url}/snapshots?limit=1&nextToken={token}", timeout=30)
+        answer = http.get(f"{impatient.url}/snapshots?limit=1&nextToken={token}", timeout=30)
         seen += [entry["snapshotID"] for entry in answer.json()]
         token = answer.headers.get("x-next-token", "")
         if not token:
@@ -164,7 +166,7 @@ def test_a_file_without_end_is_not_downloaded(roomy: Server) -> None:
     sandbox.commands.run("truncate -s 20G big")
     token = sandbox.connection_config.sandbox_headers["X-Access-Token"]
     headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-Access-Token": token}
-    answer = httpx.get(f"{roomy.url}/files?path=big", headers=headers, timeout=30)
+    answer = http.get(f"{roomy.url}/files?path=big", headers=headers, timeout=30)
     assert answer.status_code == 413
     assert "longer" in answer.json()["message"]
 
@@ -172,7 +174,7 @@ def test_a_file_without_end_is_not_downloaded(roomy: Server) -> None:
 @pytest.mark.parametrize("on_timeout", ["kill", "pause"])
 def test_a_lease_ends_although_the_supervisor_is_silent(impatient: Server, on_timeout: str) -> None:
     body = {"templateID": "base", "timeout": 2, "autoPause": on_timeout == "pause"}
-    made = httpx.post(f"{impatient.url}/sandboxes", json=body, timeout=30).json()["sandboxID"]
+    made = http.post(f"{impatient.url}/sandboxes", json=body, timeout=30).json()["sandboxID"]
     sandbox = impatient.sandbox()
     url = f"{impatient.url}/sandboxes/{made}"
     body = {"process": {"cmd": "/bin/bash", "args": ["-c", "kill -STOP $PPID; sleep 100"]}}
@@ -186,7 +188,7 @@ def test_a_lease_ends_although_the_supervisor_is_silent(impatient: Server, on_ti
             f"Content-Length: {len(envelope)}\r\n\r\n".encode()
             + envelope
         )
-        wait_until(lambda: httpx.get(url, timeout=30).status_code == 404, 15)
+        wait_until(lambda: http.get(url, timeout=30).status_code == 404, 15)
     assert sandbox.commands.run("echo fine").stdout == "fine\n"
 
 
@@ -197,7 +199,7 @@ def test_a_sandbox_that_is_lost_on_resume_is_no_missing_file(impatient: Server) 
     os.kill(pid, signal.SIGSTOP)
     token = sandbox.connection_config.sandbox_headers["X-Access-Token"]
     headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-Access-Token": token}
-    answer = httpx.get(f"{impatient.url}/files?path=x", headers=headers, timeout=30)
+    answer = http.get(f"{impatient.url}/files?path=x", headers=headers, timeout=30)
     assert answer.status_code == 502
     assert state_of(impatient, sandbox) == 404
 

@@ -18,6 +18,8 @@ from e2b import (
     SandboxException,
 )
 
+from .conftest import http
+
 if TYPE_CHECKING:
     from conftest import Server
 
@@ -231,14 +233,12 @@ def test_a_full_disk_is_said_so(server: Server, sandbox: Sandbox) -> None:
 
 
 def test_signed_urls(sandbox: Sandbox) -> None:
-    import httpx
 
     sandbox.files.write("f", "signed")
     headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
     url = sandbox.download_url("f", use_signature_expiration=60)
-    assert httpx.get(url, headers=headers).text == "signed"
+    assert http.get(url, headers=headers).text == "signed"
     assert (
-        httpx.get(url.replace("signature=v1_", "signature=v1_x"), headers=headers).status_code
-        == 401
+        http.get(url.replace("signature=v1_", "signature=v1_x"), headers=headers).status_code == 401
     )
-    assert httpx.get(url.partition("?")[0] + "?path=f", headers=headers).status_code == 401
+    assert http.get(url.partition("?")[0] + "?path=f", headers=headers).status_code == 401

@@ -14,10 +14,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from e2b import CommandExitException, NotEnoughSpaceException, Sandbox, TimeoutException
 from e2b.exceptions import InvalidArgumentException, SandboxException
+
+from .conftest import http
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def neighbour(isolated: Server) -> Iterator[Sandbox]:
     assert sandbox.commands.run("pgrep -c sleep", timeout=20).stdout == "1\n"
     fresh = isolated.sandbox()
     assert fresh.commands.run("echo fine", timeout=20).stdout == "fine\n"
-    assert httpx.get(f"{isolated.url}/health", timeout=10).status_code == 200
+    assert http.get(f"{isolated.url}/health", timeout=10).status_code == 200
 
 
 @pytest.fixture
@@ -327,12 +328,12 @@ def test_broken_requests_do_not_hurt(isolated: Server, attacker: Sandbox) -> Non
         b'{"path": "a\\u0000b"}',
         b'{"path": "' + b"x" * 10000 + b'"}',
     ):
-        answer = httpx.post(rpc, content=content, headers=headers)
+        answer = http.post(rpc, content=content, headers=headers)
         assert answer.status_code in (400, 404), (content[:20], answer.text)
     start = f"{isolated.url}/process.Process/Start"
     stream = headers | {"Content-Type": "application/connect+json"}
     for content in (b"", b"\0\0\0\0\2{}", b"\1\0\0\0\2{}", b"\0\xff\xff\xff\xff", b"\0\0\0\0\5{}"):
-        answer = httpx.post(start, content=content, headers=stream)
+        answer = http.post(start, content=content, headers=stream)
         assert b'"error"' in answer.content, content
     with pytest.raises(InvalidArgumentException):
         attacker.files.read("a\0b")

@@ -38,6 +38,11 @@ class Call:
         self._final = False
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def ended(self) -> bool:
+        """The last event of the call has arrived."""
+        return self._final
+
     def detach(self) -> None:
         """Drop the data from now on; the events that end the call are kept."""
         self._detached = True

@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from twinkle_isolation import jail
 from twinkle_isolation._channel import Channel
@@ -35,6 +35,10 @@ _ANSWER_TIMEOUT_S = 60.0
 _CREATE_TIMEOUT_S = 20.0
 _CONCURRENT_STARTS = 8
 _UNCOUNTED = ("cpu", "kernel_memory")
+_OTHERWISE = (
+    "allow user namespaces, or name isolation 'process', which is no boundary: programs see the "
+    "host's files and network"
+)
 
 
 class Launcher:
@@ -46,9 +50,8 @@ class Launcher:
     does, for the kernel ends the jail with that thread.
 
     Args:
-        isolation: `bubblewrap` fails where it does not work; `process` gives a directory, limits
-            and (for root) another user, but no boundary; `auto` takes the first that works, and
-            says so once in the log.
+        isolation: `bubblewrap`, or `process`: a directory, limits and (for root) another user, but
+            no boundary. Where `bubblewrap` does not work nothing takes its place by itself.
         shares: Directories of the host that sandboxes see read-only at their own path, as far as
             other users may read them. `DIR/bin` is put in front of `PATH`. This interpreter's
             directory is always shared, behind the usual `PATH`.
@@ -79,7 +82,7 @@ class Launcher:
     def __init__(
         self,
         *,
-        isolation: IsolationMode = "auto",
+        isolation: IsolationMode = "bubblewrap",
         shares: Sequence[str | os.PathLike[str]] = (),
         data_dir: str | os.PathLike[str] | None = None,
         cgroups: bool = True,
@@ -91,10 +94,8 @@ class Launcher:
     ) -> None:
         if not answer_timeout_s > 0:
             raise ValueError(f"answer_timeout_s={answer_timeout_s!r} is not above 0")
-        if isolation not in ("auto", "bubblewrap", "process"):
-            raise ValueError(
-                f"isolation={isolation!r} is unknown: use 'auto', 'bubblewrap' or 'process'"
-            )
+        if isolation not in ("bubblewrap", "process"):
+            raise ValueError(f"isolation={isolation!r} is unknown: use 'bubblewrap' or 'process'")
         self._isolation = isolation
         self._preload = list(preload)
         self._packages = None if packages is None else os.path.abspath(packages)
@@ -149,35 +150,38 @@ class Launcher:
         self._starts = asyncio.Semaphore(_CONCURRENT_STARTS)
         self._reviving = asyncio.Lock()
         self._cgroups = Cgroups() if self._use_cgroups else None
-        reasons: list[str] = []
-        if self._isolation != "process":
-            bwrap = jail.find_bwrap()
-            if bwrap is None:
-                reasons.append("no bwrap program: install the `bubblewrap` extra or your system's")
-            else:
-                for privileged in (True, False) if os.geteuid() == 0 else (False,):
-                    try:
-                        await self._try_jail(bwrap, privileged=privileged)
-                    except (SandboxStartError, SandboxLostError, OSError) as error:
-                        reasons.append(str(error))
-                        continue
-                    self._keep_spares()
-                    return
-            if self._isolation == "bubblewrap":
+        if self._isolation == "bubblewrap":
+            await self._start_jailed()
+        else:
+            try:
+                await self._try_plain()
+            except SandboxStartError as error:
                 raise IsolationUnavailableError(
-                    f"isolation 'bubblewrap' does not work here: {'; '.join(reasons)}"
-                )
-        try:
-            await self._try_plain("; ".join(reasons))
-        except SandboxStartError as error:
-            raise IsolationUnavailableError(f"no sandbox can be started here: {error}") from error
-        if self.info.degraded:
+                    f"no sandbox can be started here: {error}"
+                ) from error
             logger.warning(
-                "sandboxes are NOT isolated (isolation is 'process': own directory and limits"
-                " only): %s",
-                self.info.degraded,
+                "sandboxes are NOT isolated: isolation 'process' gives a directory and limits only"
             )
         self._keep_spares()
+
+    async def _start_jailed(self) -> None:
+        bwrap = jail.find_bwrap()
+        if bwrap is None:
+            raise IsolationUnavailableError(
+                "isolation 'bubblewrap' needs the bwrap program: install the `bubblewrap` extra or "
+                f"your system's; {_OTHERWISE}"
+            )
+        reasons: list[str] = []
+        for privileged in (True, False) if os.geteuid() == 0 else (False,):
+            try:
+                await self._try_jail(bwrap, privileged=privileged)
+            except (SandboxStartError, SandboxLostError, OSError) as error:
+                reasons.append(str(error))
+            else:
+                return
+        raise IsolationUnavailableError(
+            f"isolation 'bubblewrap' does not work here: {'; '.join(reasons)}: {_OTHERWISE}"
+        )
 
     def _check_shares(self) -> None:
         for share in self._shares:
@@ -358,24 +362,22 @@ class Launcher:
     def _python_config(self) -> dict[str, Any]:
         return {"preload": self._preload, "paths": [self._packages] if self._packages else []}
 
-    async def _try_plain(self, degraded: str) -> None:
+    async def _try_plain(self) -> None:
         self._users = SandboxUsers(may_change=os.geteuid() == 0)
         config: dict[str, Any] = {"namespaces": False, "shares": [], **self._python_config()}
-        await self._begin(jail.plain_command, config, mode="process", degraded=degraded)
+        await self._begin(jail.plain_command, config, mode="process")
 
     async def _begin(
         self,
         command: CommandFor,
         config: dict[str, Any],
         *,
-        mode: Literal["bubblewrap", "process"],
-        degraded: str = "",
+        mode: IsolationMode,
     ) -> None:
         self._zygote = await ZygoteLink.start(command, config)
         self._plan = (command, config)
         self._info = IsolationInfo(
             mode=mode,
-            degraded=degraded,
             sandbox_uid=self._users.first,
             cgroup=self._cgroups.version if self._cgroups else "",
             syscall_filter=filter_for(os.uname().machine, accounted=True).active,

@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Self
 
-from twinkle_isolation._channel import Channel
+from twinkle_isolation._channel import Call, Channel
 from twinkle_isolation._files import FileOperations
 from twinkle_isolation.errors import GuestError, IsolationError, SandboxLostError
 from twinkle_isolation.process import GuestProcess, kill_request
@@ -20,6 +20,8 @@ __all__ = ["Sandbox"]
 _DEFAULT_OUTPUT_LIMIT = 16 << 20
 _DUMP_TIMEOUT_S = 120.0
 _KILL_TIMEOUT_S = 30.0
+_WAKE_MARGIN_S = 0.5
+_WAKE_INTERVAL_S = 5.0
 
 
 class Sandbox(FileOperations):
@@ -154,7 +156,24 @@ class Sandbox(FileOperations):
             output_limit=output_limit,
         )
         message = await call.begun(kill_request(call))
-        return GuestProcess(self._channel, call, call.field(message, "pid", int))
+        process = GuestProcess(self._channel, call, call.field(message, "pid", int))
+        if timeout_s is not None:
+            self._wake_after(timeout_s + _WAKE_MARGIN_S, call)
+        return process
+
+    def _wake_after(self, delay_s: float, call: Call) -> None:
+        """Wake the supervisor once a deadline has passed, until the program has ended.
+
+        It kills the program at the deadline by a timer of its own; this is for the case that
+        something in the sandbox has got hold of that timer.
+        """
+
+        def wake() -> None:
+            if not (call.ended or self.ended):
+                self._channel.send({"op": "ping", "id": 0})
+                self._wake_after(_WAKE_INTERVAL_S, call)
+
+        asyncio.get_running_loop().call_later(delay_s, wake)
 
     async def start_python(
         self,

@@ -19,7 +19,7 @@ __all__ = [
     "WatchEvent",
 ]
 
-IsolationMode = Literal["auto", "bubblewrap", "process"]
+IsolationMode = Literal["bubblewrap", "process"]
 EndReason = Literal["timeout", "output", "memory", "processes", "disk"]
 
 
@@ -88,7 +88,6 @@ class IsolationInfo:
 
     Attributes:
         mode: `bubblewrap` or `process`.
-        degraded: Why `auto` gave less than `bubblewrap`; empty otherwise.
         sandbox_uid: The host's user id of the sandboxes' processes; where each has its own, the
             first of the range.
         cgroup: `v1`, `v2`, or empty when no cgroup is writable.
@@ -98,8 +97,7 @@ class IsolationInfo:
             sockets and pipes: bounded only by how many a sandbox may open).
     """
 
-    mode: Literal["bubblewrap", "process"]
-    degraded: str = ""
+    mode: IsolationMode
     sandbox_uid: int = 0
     cgroup: str = ""
     syscall_filter: bool = True

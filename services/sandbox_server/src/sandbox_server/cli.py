@@ -15,6 +15,7 @@ import uvicorn
 from sandbox_server.access import is_loopback
 from sandbox_server.app import create_app
 from sandbox_server.config import ServerConfig
+from sandbox_server.limited_http import MAX_HEAD_BYTES, LimitedProtocol, OncePerSecond, limits
 from sandbox_server.templates import DataDirInUseError
 from twinkle_isolation import Limits
 from twinkle_isolation.listening import CannotListenError, listen, url_of
@@ -45,11 +46,12 @@ def serve(
         typer.Option(envvar="TWINKLE_SANDBOX_API_KEY", help="Key that clients send as X-API-Key."),
     ] = None,
     isolation: Annotated[
-        Literal["auto", "bubblewrap", "process"],
+        Literal["bubblewrap", "process"],
         typer.Option(
-            help="`bubblewrap` or nothing, `process` (no boundary), or the first that works."
+            help="`process` is no boundary: programs see the host's files and network. It needs a "
+            "key, and loopback."
         ),
-    ] = "auto",
+    ] = "bubblewrap",
     share: Annotated[
         list[Path] | None,
         typer.Option(
@@ -102,6 +104,16 @@ def serve(
         raise typer.BadParameter(
             f"--host {host} is not loopback: give --api-key (or TWINKLE_SANDBOX_API_KEY)"
         )
+    if isolation == "process" and not is_loopback(host):
+        raise typer.BadParameter(
+            f"--isolation process is no boundary, and --host {host} is not loopback: use loopback"
+        )
+    if not api_key and (network or isolation == "process"):
+        asked = "--network" if network else "--isolation process"
+        raise typer.BadParameter(
+            f"{asked} lets programs in sandboxes reach this server, and each could read and kill "
+            "all others: give --api-key (or TWINKLE_SANDBOX_API_KEY)"
+        )
     config = ServerConfig(
         api_key=api_key or None,
         isolation=isolation,
@@ -135,9 +147,14 @@ def serve(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # every sandbox and every client costs descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limits.connections = max(16, int(0.4 * hard))  # the sandboxes and files need the others
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OncePerSecond())
     typer.echo(f"listening on {url_of(host, sockets)} (pid {os.getpid()})")
     settings = uvicorn.Config(
         server,
+        http=LimitedProtocol,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         loop="asyncio",  # uvloop starts processes three to four times slower
         log_level=log_level.lower(),
         access_log=False,

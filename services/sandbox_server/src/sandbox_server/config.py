@@ -18,8 +18,8 @@ class ServerConfig:
     """Settings of a server.
 
     Attributes:
-        api_key: Wanted in `X-API-Key` (or as a bearer token) by the control plane; `None` lets
-            everybody in.
+        api_key: Wanted in `X-API-Key` (or as a bearer token) by the control plane; `None` lets all
+            requests in, and is refused with `network` and with isolation `process`.
         isolation: As `twinkle_isolation.Launcher`.
         shares: Directories of the host that sandboxes see read-only, `bin` in front of `PATH`.
         limits: What each sandbox may use; a template may ask for less memory.
@@ -44,7 +44,7 @@ class ServerConfig:
     """
 
     api_key: str | None = None
-    isolation: IsolationMode = "auto"
+    isolation: IsolationMode = "bubblewrap"
     shares: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     max_sandboxes: int = 256
@@ -61,3 +61,11 @@ class ServerConfig:
     templates: tuple[str, ...] = ("base",)
     data_dir: Path | None = None
     domain: str = ""
+
+    def __post_init__(self) -> None:
+        if self.api_key is None and (self.network or self.isolation == "process"):
+            asked = "network" if self.network else "isolation 'process'"
+            raise ValueError(
+                f"{asked} needs an API key: programs in sandboxes reach this server, and without a "
+                "key each of them could read and kill all others"
+            )

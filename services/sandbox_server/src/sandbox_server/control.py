@@ -58,6 +58,7 @@ def session(registry: Registry, record: SandboxRecord) -> dict[str, Any]:
         "templateID": record.template_id,
         "clientID": _CLIENT_ID,
         "envdVersion": ENVD_VERSION,
+        "isolation": registry.isolation,
     }
     if record.alias is not None:
         answer["alias"] = record.alias

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from twinkle_isolation._guest import linux
 from twinkle_isolation._guest.trees import remove_tree
 
 __all__ = [
@@ -29,6 +30,18 @@ __all__ = [
 ]
 
 _OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# File systems that are an interface to the kernel (linux/magic.h): there the supervisor has rights
+# over itself that no program may borrow.
+_KERNEL_FILE_SYSTEMS = {
+    0x9FA0: "proc",
+    0x62656572: "sysfs",
+    0x27E0EB: "cgroup",
+    0x63677270: "cgroup2",
+    0x64626720: "debugfs",
+    0x74726163: "tracefs",
+    0x73636673: "securityfs",
+    0xCAFE4A11: "bpf",
+}
 _MAX_DEPTH = 64
 _MAX_ENTRIES = 50_000  # of one list, all of which the host has to hold
 
@@ -161,6 +174,7 @@ def list_dir(path: str, depth: int) -> Iterator[dict[str, Any]]:
     """Yield what is below a directory, `depth` levels deep, in the order of names."""
     if not stat.S_ISDIR(os.stat(path).st_mode):
         raise Failure("invalid_argument", f"path is not a directory: {path!r}")
+    _refuse_kernel_path(path)
     if not 1 <= depth <= _MAX_DEPTH:
         raise Failure("invalid_argument", f"depth {depth} is outside 1..{_MAX_DEPTH}")
     for number, entry in enumerate(_walk(path, depth)):
@@ -183,8 +197,9 @@ def _walk(path: str, depth: int) -> Iterator[dict[str, Any]]:
         yield entry
         if depth > 1 and entry["type"] == "dir":
             try:
+                _refuse_kernel_path(child)
                 yield from _walk(child, depth - 1)
-            except OSError:
+            except (OSError, Failure):
                 continue  # a directory that cannot be read is listed, its content is not
 
 
@@ -245,9 +260,32 @@ def open_write(path: str, mode: int | None) -> int:
 
 
 def _check_regular(fd: int, path: str) -> int:
-    info = os.fstat(fd)
-    if stat.S_ISREG(info.st_mode):
-        return info.st_size
-    os.close(fd)
-    kind = "is a directory" if stat.S_ISDIR(info.st_mode) else "is not a regular file"
-    raise Failure("invalid_argument", f"path {kind}: {path!r}")
+    """Return the size of an open regular file; close any other, and what the kernel serves."""
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            kind = "is a directory" if stat.S_ISDIR(info.st_mode) else "is not a regular file"
+            raise Failure("invalid_argument", f"path {kind}: {path!r}")
+        _refuse_kernel(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return info.st_size
+
+
+def _refuse_kernel_path(path: str) -> None:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _refuse_kernel(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _refuse_kernel(fd: int, path: str) -> None:
+    # Checked on the open file, so no link and no rename leads around it.
+    name = _KERNEL_FILE_SYSTEMS.get(linux.filesystem_type(fd))
+    if name is not None:
+        raise Failure(
+            "permission_denied",
+            f"path {path!r} is on {name}, which file operations do not serve: use a command",
+        )

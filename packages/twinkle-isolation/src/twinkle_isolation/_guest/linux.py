@@ -21,11 +21,13 @@ __all__ = [
     "bring_up_loopback",
     "close_descriptors",
     "drop_capabilities",
+    "filesystem_type",
     "forbid_new_privileges",
     "ignore_signal",
     "install_filter",
     "mount",
     "pivot_root_here",
+    "reset_timer_slack",
     "set_child_subreaper",
     "set_dumpable",
     "set_parent_death_signal",
@@ -64,6 +66,10 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
+_STATFS_BYTES = 256  # more than `struct statfs` has anywhere; it begins with the type, a long
+_PR_SET_TIMERSLACK = 29
+_DEFAULT_SLACK_NS = 50_000
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = [
     ctypes.c_char_p,
@@ -97,6 +103,18 @@ def close_descriptors(keep: set[int]) -> None:
         if fd not in keep:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def filesystem_type(fd: int) -> int:
+    """Return the magic number of the file system that an open file is on."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    _check(_libc.fstatfs(fd, buffer), "fstatfs")
+    return ctypes.c_ulong.from_buffer(buffer).value
+
+
+def reset_timer_slack() -> None:
+    """Let timers of this process be as exact as those of any other."""
+    _check(_prctl(_PR_SET_TIMERSLACK, _DEFAULT_SLACK_NS), "prctl(TIMERSLACK)")
 
 
 def setns(namespace: int) -> None:

@@ -267,6 +267,7 @@ def _exec(
             linux.setns(root)
             # Else the program starts with none: that is what exec does for everybody but user 0.
             linux.drop_capabilities()
+        linux.reset_timer_slack()
         launch.syscalls.install()
         if request.get("function"):
             if root is not None:

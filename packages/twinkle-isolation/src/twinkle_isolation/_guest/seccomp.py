@@ -88,6 +88,10 @@ _UNACCOUNTED = {  # memory that no process owns: only a cgroup limits it
     "semget": (64, 190),
     "shmget": (29, 194),
 }
+_SOCKET = (41, 198)
+# unix, inet, inet6, netlink. Others, such as vsock, are in no network namespace, or need drivers of
+# the kernel that no program here has a use for.
+_SOCKET_FAMILIES = (1, 2, 10, 16)
 _UNSHARE = (272, 97)
 _CLONE = (56, 220)
 _PRLIMIT = (302, 261)
@@ -165,6 +169,16 @@ def _compile(machine: str, *, accounted: bool) -> bytes:
             _refuse(errno.EPERM),
             _step(_LD_W_ABS, 0, 0, _AT_NR),
         ]
+    code += [
+        _step(_JEQ, 0, len(_SOCKET_FAMILIES) + 3, _SOCKET[column]),
+        _step(_LD_W_ABS, 0, 0, _AT_ARGS),
+        *(
+            _step(_JEQ, len(_SOCKET_FAMILIES) - place, 0, family)
+            for place, family in enumerate(_SOCKET_FAMILIES)
+        ),
+        _refuse(errno.EAFNOSUPPORT),
+        _step(_LD_W_ABS, 0, 0, _AT_NR),
+    ]
     for *numbers, argument, value in _REFUSED_VALUES.values():
         code += [
             _step(_JEQ, 0, 4, numbers[column]),
