@@ -344,7 +344,7 @@ def test_numpy_scalars_are_numbers() -> None:
             }
 
     with OpenEnv(env_cls=Plain) as env:
-        assert env.reset().observation == "x: 0.5"
+        assert env.reset().observation == "Environment: plain\nx: 0.5"
         result = env.step("any", {"x": 3})
         assert result.observation == "x: 3\ngrid:\n1 0\n0 1"
         assert (result.reward, result.done) == (1.5, True)

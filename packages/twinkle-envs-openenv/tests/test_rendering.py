@@ -4,12 +4,13 @@
 # pyright: reportTypedDictNotRequiredAccess=false, reportArgumentType=false
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation, start_error
+from twinkle_agentic.envs.openenv.rendering import Guide, Renderer, mcp_error, start_error
 
 SERVER_TRACEBACK = """Traceback (most recent call last):
   File "/app/coding_env/server/python_executor.py", line 80, in run
@@ -19,6 +20,10 @@ SERVER_TRACEBACK = """Traceback (most recent call last):
                               ^^^^^^^^^^^^^^^^^^^^^
 smolagents.local_python_executor.InterpreterError: ZeroDivisionError: division by zero
 """
+
+
+def render_observation(observation: Any, *, first: bool = False) -> str:
+    return Renderer().render(observation, guide=Guide() if first else None).text
 
 
 def tool_result(**result: Any) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def tool_result(**result: Any) -> dict[str, Any]:
         ),
         (
             {"result": {"stdout": "5\n", "stderr": "", "exception": None}, "iteration": 2},
-            "5",
+            "5\niteration: 2",
         ),
         (
             {"result": {"stdout": "", "stderr": "", "exception": "NameError: x"}},
@@ -58,7 +63,11 @@ def tool_result(**result: Any) -> dict[str, Any]:
             {"tool_name": "t", "result": None, "error": {"error_type": "x", "message": "no"}},
             "Error: no",
         ),
-        ({"text": "all of it", "board": [[1, 2], [3, 4]]}, "all of it"),
+        ({"text": "a page", "tensor": [0.5] * 5000}, "a page"),
+        (
+            {"text": "a page", "goal": "Buy it.", "html": " a page\n", "last_action_error": True},
+            "text: a page\ngoal: Buy it.\nlast_action_error: true",
+        ),
         ({"question": "How many legs?", "score": None}, "How many legs?"),
         (
             {"x": 1, "y": 2, "message": "moved", "reward": 1.0, "done": False},
@@ -136,25 +145,110 @@ def test_traceback_of_the_program_itself_is_kept() -> None:
         ([[0] * 100] * 100, "100 x 100"),
     ],
 )
-def test_long_arrays_are_summarised_with_a_way_out(array: list[Any], size: str) -> None:
+def test_long_arrays_are_summarised(array: list[Any], size: str) -> None:
     text = render_observation({"screen": array, "lives": 3})
-    assert f"[{size} numbers not shown; pass observation_renderer=" in text
+    assert f"screen: [{size} numbers not shown]" in text
     assert "lives: 3" in text
     assert len(text) < 200
     assert "numbers not shown" in render_observation({"state": {"screen": array}, "lives": 3})
 
 
-def test_metadata_never_shows() -> None:
-    shown = render_observation({"fen": "x", "turn": "w", "metadata": {"evaluation": 3.5}})
-    assert "3.5" not in shown and "metadata" not in shown
+def test_metadata_for_the_model_follows_the_fields() -> None:
+    maze = [[0, 1], [0, 0]]
+    metadata = {"maze": maze, "status": "playing", "exit_cell": [1, 1], "next_player": -1}
+    shown = render_observation({"position": [0, 0], "metadata": metadata})
+    assert shown == (
+        "position: [0, 0]\nmaze:\n0 1\n0 0\nstatus: playing\nexit_cell: [1, 1]\nnext_player: -1"
+    )
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"evaluation": 3.5},
+        {"discounted_rewards": [1.0], "gamma": 0.9},
+        {"ground_truth": "7", "expected_answer": "7", "correct": True},
+        {"verify_commands": ["test -f answer"]},
+        {"api_key": "k", "temp_api_key": "k", "auth_token": "t", "secret_word": "w"},
+        {"reward_signals": 1, "total_reward": 2},
+        {"last_code": "print(1)", "execution_time": 0.1, "traceback": "File...", "episode_id": "e"},
+        {"status": "ready", "note": "", "history": [], "raw_messages": ["x"], "fen": "y"},
+        {"deep": {"a": 1}, "objects": [{"a": 1}], "long": "x" * 2_001, "many": list(range(65))},
+        {"copy": "x", "answer": 42, "target_answer": "z"},
+    ],
+)
+def test_what_is_not_for_the_model_is_hidden(metadata: dict[str, Any]) -> None:
+    assert render_observation({"fen": "x", "turn": "w", "metadata": metadata}) == "fen: x\nturn: w"
+
+
+def test_long_text_that_another_field_has_is_left_out() -> None:
+    code = "def f(x):\n    return x\n" * 10
+    fields = {"task": f"Make this faster:\n{code}", "code": code, "turn": 1}
+    assert render_observation(fields) == f"task:\nMake this faster:\n{code}\nturn: 1"
+
+
+def test_reward_and_secrets_among_the_fields_are_hidden() -> None:
+    fields = {
+        "speed": 1,
+        "rubric_reward": 2.0,
+        "reward_hint": 0.5,
+        "temp_api_key": "k",
+        "tokens": 3,
+    }
+    assert render_observation(fields) == "speed: 1\ntokens: 3"
+
+
+def test_metadata_is_limited_in_number() -> None:
+    shown = render_observation({"x": 1, "metadata": {f"m{i}": i for i in range(30)}})
+    assert shown.count("\n") == 24 and "m23: 23" in shown
+
+
+def test_metadata_shows_again_where_it_changed() -> None:
+    renderer = Renderer()
+    metadata = {"maze": [[0, 1], [0, 0]], "turn": "x"}
+    assert "maze" in renderer.render({"at": 1, "metadata": metadata}, guide=Guide()).text
+    assert renderer.render({"at": 2, "metadata": metadata}).text == "at: 2"
+    changed = {**metadata, "turn": "o"}
+    assert renderer.render({"at": 3, "metadata": changed}).text == "at: 3\nturn: o"
+    assert "maze" in renderer.render({"at": 1, "metadata": metadata}, guide=Guide()).text
+
+
+def test_fields_can_be_chosen_and_hidden() -> None:
+    fields = {"fen": "x", "moves": ["e4"], "metadata": {"evaluation": 3.5, "clock": 1}}
+    chosen = Renderer(only=["evaluation", "fen", "reward"])
+    assert chosen.render(fields, guide=Guide(about="chess")).text == "evaluation: 3.5\nfen: x"
+    assert Renderer(only=["fen"]).render(fields).text == "x"
+    assert Renderer(hide=["moves", "clock"]).render(fields).text == "x"
+
+
+def test_first_observation_says_what_there_is_and_how_to_act() -> None:
+    guide = Guide(about="Environment: maze", meanings={"at": "You.", "gone": "No."}, acting="Go.")
+    first = Renderer().render({"at": [0, 1], "gone": None}, guide=guide)
+    assert first.text == "Environment: maze\nat: [0, 1]\nWhat the fields mean:\n- at: You.\nGo."
+    assert Renderer().render({"stdout": ""}, guide=guide).text == "Environment: maze\nGo."
+    assert Renderer().render({"question": "Why?"}, guide=guide).text == "Why?"
+    assert Renderer().render(tool_result(data="hello"), guide=guide).text == "hello"
+
+
+def test_images_are_taken_out_of_the_text() -> None:
+    screen = [i % 256 for i in range(40 * 30)]
+    rendered = Renderer().render({"screen": screen, "screen_shape": [40, 30], "lives": 3})
+    assert rendered.text == "screen: [image 1: 30 x 40 pixels]\nlives: 3"
+    assert [image[:4] for image in rendered.images] == [b"\x89PNG"]
+    data = base64.b64encode(rendered.images[0]).decode()
+    block = {"type": "image", "data": data, "mimeType": "image/png"}
+    seen = Renderer().render(tool_result(content=[{"type": "text", "text": "a"}, block]))
+    assert (seen.text, seen.images) == ("a\n[image 1: 0 kB]", rendered.images)
 
 
 def test_chat_shows_the_prompt_first_and_only_new_messages_later() -> None:
     message = {"sender_id": -1, "content": "Guess a word.", "category": "PROMPT"}
     fields = {"prompt": "You play Wordle.", "messages": [message], "legal_players": [0]}
-    assert render_observation(fields, first=True) == "You play Wordle.\nGuess a word."
-    later = {**fields, "prompt": "Wordle-v0"}
-    assert render_observation(later) == "Guess a word."
+    renderer = Renderer()
+    first = renderer.render(fields, guide=Guide(about="Environment: words"))
+    assert first.text == "You play Wordle.\nGuess a word.\nlegal_players: [0]"
+    later = {**fields, "prompt": "Wordle-v0", "legal_players": [0]}
+    assert renderer.render(later).text == "Guess a word."
 
 
 def test_prompt_that_is_among_the_messages_shows_once() -> None:
@@ -163,7 +257,7 @@ def test_prompt_that_is_among_the_messages_shows_once() -> None:
     assert render_observation(fields, first=True) == message["content"]
 
 
-def test_task_in_the_metadata_of_a_first_observation_without_fields_shows() -> None:
+def test_task_in_the_metadata_of_an_observation_without_fields_shows() -> None:
     metadata = {
         "question": "What was the revenue?",
         "company": "acme",
@@ -176,10 +270,10 @@ def test_task_in_the_metadata_of_a_first_observation_without_fields_shows() -> N
     observation = {"reward": 0.0, "done": False, "metadata": metadata}
     shown = "question: What was the revenue?\ncompany: acme"
     assert render_observation(observation, first=True) == shown
-    assert render_observation(observation) == ""
+    assert render_observation(observation) == shown
     ready = {"metadata": {"message": "Ready.", "status": "ready"}}
     assert render_observation(ready, first=True) == "Ready."
-    assert render_observation({"x": None, "metadata": metadata}, first=True) == ""
+    assert render_observation({"x": None, "metadata": metadata}, first=True) == shown
 
 
 def test_first_observation_of_an_interpreter_tells_what_there_is() -> None:
@@ -188,8 +282,10 @@ def test_first_observation_of_an_interpreter_tells_what_there_is() -> None:
         "context_preview": "The text...",
         "iteration": 0,
     }
-    assert render_observation(fields, first=True) == "context_preview: The text...\niteration: 0"
-    assert render_observation(fields) == ""
+    renderer = Renderer()
+    first = renderer.render(fields, guide=Guide()).text
+    assert first == "context_preview: The text...\niteration: 0"
+    assert renderer.render({**fields, "iteration": 1}).text == "iteration: 1"
 
 
 def test_objects_with_fields_are_rendered_as_mappings() -> None:

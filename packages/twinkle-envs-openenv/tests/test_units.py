@@ -230,7 +230,7 @@ CALL_OF_A_KIND = {
         (None, "code"),
         ({}, "code"),
         ({"properties": {"code": {}, "metadata": {}}, "required": ["code"]}, "code"),
-        ({"properties": {"code": {}, "is_final": {}}, "required": ["code"]}, "code"),
+        ({"properties": {"code": {}, "is_final": {}}, "required": ["code"]}, "fields"),
         ({"properties": {"code": {}, "language": {}}, "required": ["code", "language"]}, "fields"),
         ({"properties": {"column": {}}}, "fields"),
         (CALL, "mcp"),

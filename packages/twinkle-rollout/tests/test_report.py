@@ -270,8 +270,8 @@ def test_show_failed_prints_each_error_whole(tmp_path: Path) -> None:
 
 def test_show_of_an_unknown_id_names_some_that_are_known(tmp_path: Path) -> None:
     folder = _write(tmp_path / "run", [_row("alpha")])
-    with pytest.raises(RefusedError, match=r"no trajectory 'aplha'.*'alpha'"):
-        _shown(folder, ids=["aplha"])
+    with pytest.raises(RefusedError, match=r"no trajectory 'beta7'.*'alpha'"):
+        _shown(folder, ids=["beta7"])
 
 
 def test_show_of_a_group_and_of_nothing(tmp_path: Path) -> None:

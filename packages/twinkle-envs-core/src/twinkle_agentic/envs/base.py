@@ -94,6 +94,13 @@ class Env(ABC):
         """
         return None
 
+    def action_tool(self) -> ToolInfo | None:
+        """Return the definition of the only action of an env without `tools()`, where it is known.
+
+        `EnvTool.from_env` shows it to the model; by default its arguments are any object.
+        """
+        return None
+
     def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
         """Score finished trajectories, one reward each, in order; zeros by default."""
         return [0.0] * len(trajectories)

@@ -113,6 +113,8 @@ class EnvTool(Tool):
     def from_env(cls, env: Env, *, timeout_s: float | None = None) -> list[EnvTool]:
         """Make one tool for each of `env.tools()`, or a single `env_action` where there are none.
 
+        Its arguments are those of `env.action_tool()`, any object where that does not say.
+
         Args:
             env: The environment.
             timeout_s: Seconds a step may take, for each tool.
@@ -122,7 +124,14 @@ class EnvTool(Tool):
         """
         record = EpisodeRecord(number=episode_number(env))
         tools: list[EnvTool] = []
-        for info in env.tools():
+        infos = list(env.tools())
+        if not infos:
+            describe: Any = getattr(
+                env, "action_tool", None
+            )  # an env of another framework has none
+            action = describe() if callable(describe) else None
+            infos = [] if action is None else [cast("ToolInfo", action)]
+        for info in infos:
             function = _function_of(info, env)
             tool = cls(
                 env,

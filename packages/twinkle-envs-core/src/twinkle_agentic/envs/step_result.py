@@ -36,7 +36,8 @@ class StepResult:
         info: Anything else. Keys with a fixed meaning: `truncated` (bool: with `done`, a limit of
             the environment cut the episode), `episode_reward` (float, the return so far),
             `error` (non-empty text: this step failed and its reward means nothing), `error_kind`
-            (an `ErrorKind` value), `retryable` (bool), `reward_missing` (bool), `metadata` (dict).
+            (an `ErrorKind` value), `retryable` (bool), `reward_missing` (bool), `metadata` (dict),
+            `images`: list of PNG/JPEG bytes, which the observation names as `[image 1: ...]`.
     """
 
     observation: str = ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
+from twinkle_agentic.envs.images import image_from_base64, image_from_pixels
 from twinkle_agentic.tools.text import (
     MAX_TEXT_CHARS,
     clean_text,
@@ -18,6 +18,8 @@ from twinkle_agentic.tools.text import (
 __all__ = [
     "MAX_TEXT_CHARS",
     "clean_text",
+    "is_grid",
+    "is_unshown_data",
     "render_command_output",
     "render_fields",
     "to_jsonable",
@@ -28,27 +30,27 @@ __all__ = [
 _MAX_NUMBERS = 64  # a flat list of more is data, not something a model reads
 _MAX_GRID_SIDE = 64
 _MAX_CELL_CHARS = 12
-_MIN_IMAGE_CHARS = 256
-# PNG, JPEG, GIF and WebP in base64, as a data URL or bare.
-_IMAGE = re.compile(
-    r"(?:data:image/[\w.+-]+;base64,)?(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/\r\n]*+={0,2}\s*"
-)
 
 
 def render_fields(
-    fields: Mapping[str, Any], *, skip: Collection[str] = (), hint: str = "", name_all: bool = False
+    fields: Mapping[str, Any],
+    *,
+    skip: Collection[str] = (),
+    name_all: bool = False,
+    images: list[bytes] | None = None,
 ) -> str:
     """Render the fields of an observation, one `name: value` a line.
 
     A single text field is the text itself. Empty fields (`None`, empty text, list or object) are
-    left out. Rectangles of short values are drawn as rows; longer arrays of numbers, and images in
-    base64, are summarised.
+    left out. Rectangles of short values are drawn as rows; longer arrays of numbers are summarised.
 
     Args:
         fields: JSON values and what `to_jsonable` takes.
         skip: Names to leave out.
-        hint: Added where an array or an image was summarised: what to do to see it.
         name_all: Name a single text field too.
+        images: Takes the images that were found, as PNG or JPEG, and the text names them: pixels
+            (height x width x channels, or a flat list beside its `<name>_shape`), and base64.
+            Without it, and for other formats, their size stands in the text.
     """
     shown: dict[str, Any] = {}
     for name, raw in fields.items():
@@ -60,12 +62,34 @@ def render_fields(
     if len(shown) == 1 and not name_all:
         only = next(iter(shown.values()))
         if isinstance(only, str):
-            return clean_text(_shown(only, hint))
+            return clean_text(_shown(only, images))
     lines: list[str] = []
+    drawn: set[str] = set()  # shapes that the image itself has
     for name, value in shown.items():
-        text = _render(value, shown, hint)
+        if name in drawn:
+            continue
+        text = None
+        if images is not None and isinstance(value, list):
+            text = _pictured(value, shown.get(f"{name}_shape"), images)
+            if text is not None:
+                drawn.add(f"{name}_shape")
+        if text is None:
+            text = _render(value, shown, images)
         lines.append(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}")
     return clean_text("\n".join(lines))
+
+
+def is_grid(value: Any) -> bool:
+    """Whether a list is drawn as the rows of a board: a rectangle of short values."""
+    return isinstance(value, list) and _as_grid(cast("list[Any]", value), {}) is not None
+
+
+def is_unshown_data(value: Any) -> bool:
+    """Whether a list is neither a board nor an image, but more numbers than are shown."""
+    value = to_jsonable(value) if isinstance(value, (list, tuple)) else value
+    if not isinstance(value, list) or is_grid(value):
+        return False
+    return _summary(cast("list[Any]", value)) is not None and image_from_pixels(value) is None
 
 
 def render_command_output(stdout: str, stderr: str = "", exit_code: int | None = 0) -> str:
@@ -86,53 +110,65 @@ def render_command_output(stdout: str, stderr: str = "", exit_code: int | None =
     return clean_text("\n".join(parts))
 
 
-def _render(value: Any, siblings: Mapping[str, Any], hint: str) -> str:
+def _render(value: Any, siblings: Mapping[str, Any], images: list[bytes] | None) -> str:
     if isinstance(value, str):
-        return _shown(value, hint)
+        return _shown(value, images)
     if isinstance(value, list):
         items = cast("list[Any]", value)
         grid = _as_grid(items, siblings)
         if grid is not None:
             return "\n".join(" ".join(row) for row in grid)
-        if (summary := _summary(items, hint)) is not None:
+        if (summary := _summary(items)) is not None:
             return summary
         if all(isinstance(item, str) for item in items):
-            texts = [_shown(item, hint) for item in items]
+            texts = [_shown(item, images) for item in items]
             return ", ".join(texts) if not any("\n" in text for text in texts) else "\n".join(texts)
-    return json.dumps(_shorten(value, hint), ensure_ascii=False)
+    return json.dumps(_shorten(value, images), ensure_ascii=False)
 
 
-def _shorten(value: Any, hint: str) -> Any:
+def _shorten(value: Any, images: list[bytes] | None) -> Any:
     """Summarise arrays of numbers, and images, inside an object or a list."""
     if isinstance(value, str):
-        return _shown(value, hint)
+        return _shown(value, images)
     if isinstance(value, dict):
-        return {key: _shorten(item, hint) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: _shorten(item, images) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        if (summary := _summary(items, hint)) is not None:
+        if images is not None and (text := _pictured(items, None, images)) is not None:
+            return text
+        if (summary := _summary(items)) is not None:
             return summary
-        return [_shorten(item, hint) for item in items]
+        return [_shorten(item, images) for item in items]
     return value
 
 
-def _summary(items: list[Any], hint: str) -> str | None:
+def _pictured(value: Any, shape: Any, images: list[bytes]) -> str | None:
+    """Return what stands for an array of pixels, which goes to the images."""
+    found = image_from_pixels(value, shape)
+    if found is None:
+        return None
+    png, width, height = found
+    images.append(png)
+    return f"[image {len(images)}: {width} x {height} pixels]"
+
+
+def _summary(items: list[Any]) -> str | None:
     """Return what stands for a long array of numbers; `None` for any other list."""
     shape, numbers = _shape(items)
     if not numbers or _count(items) <= _MAX_NUMBERS:
         return None
-    return _not_shown(f"{' x '.join(map(str, shape))} numbers", hint)
+    return f"[{' x '.join(map(str, shape))} numbers not shown]"
 
 
-def _shown(text: str, hint: str) -> str:
+def _shown(text: str, images: list[bytes] | None) -> str:
     """Return a text, or what stands for it where it is an image in base64."""
-    if len(text) < _MIN_IMAGE_CHARS or not _IMAGE.fullmatch(text):
+    data = image_from_base64(text)
+    if data is None:
         return text
-    return _not_shown(f"image of {len(text) * 3 // 4 // 1000} kB", hint)
-
-
-def _not_shown(what: str, hint: str) -> str:
-    return f"[{what} not shown{f'; {hint}' if hint else ''}]"
+    if images is None or not data.startswith((b"\x89PNG", b"\xff\xd8\xff")):
+        return f"[image of {len(text) * 3 // 4 // 1000} kB not shown]"
+    images.append(data)
+    return f"[image {len(images)}: {len(data) // 1000} kB]"
 
 
 def _as_grid(items: list[Any], siblings: Mapping[str, Any]) -> list[list[str]] | None:

@@ -13,7 +13,6 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from twinkle_agentic.envs.errors import (
     CapacityError,
@@ -23,7 +22,7 @@ from twinkle_agentic.envs.errors import (
 )
 from twinkle_agentic.envs.openenv.link import Link
 from twinkle_agentic.envs.openenv.link_settings import LinkSettings
-from twinkle_agentic.envs.openenv.server_schema import fetch_action_schema, fetch_capacity
+from twinkle_agentic.envs.openenv.server_schema import ServerSchemas, fetch_capacity, fetch_schemas
 
 __all__ = ["Servers"]
 
@@ -109,8 +108,8 @@ class Servers:
         """Take note that the server of the last connection has no room."""
         _known(self._last).full_until = asyncio.get_running_loop().time() + _FRESH_S
 
-    async def action_schema(self) -> dict[str, Any] | None:
-        """Return the JSON Schema of the action, from the first server that answers.
+    async def schemas(self) -> ServerSchemas:
+        """Return the JSON Schemas of action and observation, from the first server that answers.
 
         Raises:
             TwinkleEnvError: The last failure, when none does.
@@ -118,7 +117,7 @@ class Servers:
         failure: Exception | None = None
         for choice in sorted(self._choices, key=_rank):
             try:
-                return await fetch_action_schema(choice)
+                return await fetch_schemas(choice)
             except (SessionClosedError, EnvTimeoutError) as error:
                 failure = error
         assert failure is not None

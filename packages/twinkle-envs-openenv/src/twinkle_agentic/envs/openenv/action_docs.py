@@ -16,12 +16,12 @@ _PYTHON = ("Example", "Examples", "Usage")
 _ENTRY = re.compile(r"(\s*)(\w+)\s*(?:\([^)]*\))?:\s*(\S.*)")
 
 
-def read_action_docs(docstring: str, fields: Collection[str]) -> tuple[str, dict[str, str]]:
+def read_action_docs(docstring: str, fields: Collection[str] | None) -> tuple[str, dict[str, str]]:
     """Split a Google-style docstring.
 
     Args:
         docstring: Without indentation, as `inspect.cleandoc` leaves it.
-        fields: Names of the fields.
+        fields: Names of the fields; `None` takes any name for one.
 
     Returns:
         The description, without examples of Python, and the texts about fields. A section of
@@ -33,8 +33,9 @@ def read_action_docs(docstring: str, fields: Collection[str]) -> tuple[str, dict
         if title in _PYTHON:
             continue
         entries = _entries(lines) if title in _FIELDS else {}
-        about.update({name: text for name, text in entries.items() if name in fields})
-        if not entries or not entries.keys() <= set(fields):
+        known = entries.keys() - {""} if fields is None else set(fields)
+        about.update({name: text for name, text in entries.items() if name in known})
+        if not entries or not entries.keys() <= known:
             description += [line for line in lines if not line.lstrip().startswith((">>>", "..."))]
     return "\n".join(description).strip(), about
 

@@ -8,9 +8,10 @@ from typing import Any, Self, cast
 from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import ErrorKind
+from twinkle_agentic.envs.openenv._guide import how_to_act, what_it_is
 from twinkle_agentic.envs.openenv.episode import Episode
 from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
-from twinkle_agentic.envs.openenv.rendering import mcp_error, render_observation
+from twinkle_agentic.envs.openenv.rendering import Guide, Renderer, mcp_error
 from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
 from twinkle_agentic.envs.text import to_text, truncate_middle
 from twinkle_agentic.tools.types import ToolInfo
@@ -34,6 +35,10 @@ class Adapter(Env):
         action_mapper: ActionMapper | None,
         reset_kwargs: Mapping[str, Any] | None,
         observation_renderer: Callable[[Any], str] | None,
+        observation_fields: Iterable[str] | None,
+        hide_fields: Iterable[str],
+        about: str | None,
+        env: str | type | None,
         max_observation_chars: int | None,
         reset_keys: Iterable[str] | None,
         strict_reset: bool,
@@ -42,7 +47,10 @@ class Adapter(Env):
         check_count("max_observation_chars", max_observation_chars, allow_none=True)
         self.reset_kwargs: dict[str, Any] = dict(reset_kwargs or {})
         self._action_mapper = action_mapper
-        self._renderer = observation_renderer
+        self._own_renderer = observation_renderer
+        self._hide = frozenset(hide_fields)
+        self._renderer = Renderer(only=_names(observation_fields), hide=self._hide)
+        self._about = what_it_is(env) if about is None else about
         self._max_chars = max_observation_chars
         self._reset_keys = None if reset_keys is None else list(reset_keys)
         self._strict_reset = strict_reset
@@ -113,25 +121,58 @@ class Adapter(Env):
         )
 
     def _scored(
-        self, text: str, answer: Any, *, reward: Any, done: bool, metadata: dict[str, Any]
+        self,
+        text: str,
+        answer: Any,
+        *,
+        reward: Any,
+        done: bool,
+        metadata: dict[str, Any],
+        images: list[bytes],
     ) -> StepResult:
         """Make the result of a step; `answer` is what the environment said, for its errors."""
         info: dict[str, Any] = {"metadata": metadata}
         if done and (metadata.get("truncated") or _field(answer, "truncated") is True):
             info["truncated"] = True
+        if images:
+            info["images"] = images
         result = self._episode.scored(text, reward, done=done, info=info)
         error = mcp_error(answer)
         if error is not None and reward is None:
             result.info.update(error=error, error_kind=str(ErrorKind.TOOL), retryable=False)
         return result
 
-    def _rendered(self, observation: Any, fields: Any, *, first: bool = False) -> str:
-        """Render an observation; `fields` are those the built-in rendering looks at."""
-        if self._renderer is not None:
-            text = to_text(self._renderer(observation), max_chars=None)
+    def _rendered(
+        self, observation: Any, fields: Any, *, meanings: Mapping[str, str] | None = None
+    ) -> tuple[str, list[bytes]]:
+        """Render an observation, and return the images that the text names.
+
+        Args:
+            observation: For the renderer that was given.
+            fields: What the built-in rendering looks at.
+            meanings: It is that of a reset: what its fields mean.
+        """
+        images: list[bytes] = []
+        if self._own_renderer is not None:
+            text = to_text(self._own_renderer(observation), max_chars=None)
         else:
-            text = render_observation(fields, first=first)
-        return text if self._max_chars is None else truncate_middle(text, self._max_chars)
+            guide = None
+            if meanings is not None:
+                acting = how_to_act(self._shown_tools())
+                guide = Guide(about=self._about, meanings=meanings, acting=acting)
+            rendered = self._renderer.render(fields, guide=guide)
+            text, images = rendered.text, rendered.images
+        if self._max_chars is not None:
+            text = truncate_middle(text, self._max_chars)
+        return text, images
+
+    def _shown_tools(self) -> list[ToolInfo]:
+        """Return the tools of a model that is driven by them."""
+        return self.tools()
+
+
+def _names(names: Iterable[str] | None) -> list[str] | None:
+    return None if names is None else list(names)
 
 
 def _field(observation: Any, name: str) -> Any:

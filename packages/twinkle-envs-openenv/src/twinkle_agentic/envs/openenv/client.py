@@ -90,6 +90,11 @@ class OpenEnvClient(Adapter):
         proxy: `True` asks the environment (`HTTP_PROXY`...), `None` uses none, a URL is the proxy.
             A server on this machine is reached without asking the environment.
         observation_renderer: `observation -> str`, in place of the built-in rendering.
+        observation_fields: Names of fields and metadata to show, in this order, and no others.
+        hide_fields: Names of fields and metadata not to show, and of optional arguments not to
+            offer, besides the reward, secrets and what belongs to the grader.
+        about: Said first where the first observation is no text of the environment's own; by
+            default the name of the environment.
         max_observation_chars: Characters kept of an observation, head and tail; `None` keeps all.
         reset_keys: Keys of `user_data` offered to the server's `reset`; `None` offers all.
         strict_reset: Of no effect here; `OpenEnv` has it. What a server does with an argument of
@@ -129,6 +134,9 @@ class OpenEnvClient(Adapter):
         token: str | None = None,
         proxy: str | bool | None = True,
         observation_renderer: Callable[[Any], str] | None = None,
+        observation_fields: Iterable[str] | None = None,
+        hide_fields: Iterable[str] = (),
+        about: str | None = None,
         max_observation_chars: int | None = MAX_TEXT_CHARS,
         reset_keys: Iterable[str] | None = None,
         strict_reset: bool = True,
@@ -160,6 +168,10 @@ class OpenEnvClient(Adapter):
             action_mapper=action_mapper,
             reset_kwargs=reset_kwargs,
             observation_renderer=observation_renderer,
+            observation_fields=observation_fields,
+            hide_fields=hide_fields,
+            about=about,
+            env=env_name or env_cls,
             max_observation_chars=max_observation_chars,
             reset_keys=reset_keys,
             strict_reset=strict_reset,
@@ -178,6 +190,7 @@ class OpenEnvClient(Adapter):
             message_timeout_s=message_timeout_s,
             capacity_timeout_s=capacity_timeout_s,
             lists_tools=tools is None,
+            hide_fields=self._hide,
         )
         # The connection knows nothing of this object, so it can be closed when this is collected.
         weakref.finalize(self, ServerConnection.drop, self._server).atexit = False
@@ -386,7 +399,11 @@ class OpenEnvClient(Adapter):
         }
         info.update({key: value for key, value in notes.items() if value})
         self._last_result = raw
-        text = self._rendered(raw.observation, begun.data.get("observation"), first=True)
+        text, images = self._rendered(
+            raw.observation, begun.data.get("observation"), meanings=self._server.field_meanings
+        )
+        if images:
+            info["images"] = images
         return StepResult.scored(text, raw.reward, done=bool(raw.done), info=info)
 
     def _plan(
@@ -432,10 +449,11 @@ class OpenEnvClient(Adapter):
 
     def _taken(self, data: dict[str, Any]) -> StepResult:
         raw = self._last_result = self._parsed(data)
-        text = self._rendered(raw.observation, data.get("observation"))
+        text, images = self._rendered(raw.observation, data.get("observation"))
         return self._scored(
             text,
             data.get("observation"),
+            images=images,
             reward=raw.reward,
             done=bool(raw.done),
             metadata=_metadata(data),

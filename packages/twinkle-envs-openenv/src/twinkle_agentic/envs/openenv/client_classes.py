@@ -32,11 +32,13 @@ class Resolved:
     Attributes:
         client_cls: The class; `None` where plain dicts are to be used.
         action_cls: The Action it is declared for, if it is.
+        observation_cls: The Observation it is declared for, if it is.
         note: Why plain dicts are used.
     """
 
     client_cls: Any = None
     action_cls: Any = None
+    observation_cls: Any = None
     note: str = ""
 
 
@@ -92,16 +94,25 @@ def make_client(
 
 def _find(env_name: str | None, env_cls: Any) -> Resolved:
     # Of no use without an installed package.
-    from twinkle_agentic.envs.openenv.discovery import action_class_of_client, find_client_classes
+    from twinkle_agentic.envs.openenv.discovery import classes_of_client, find_client_class
 
     if env_name is not None:
         try:
-            found = find_client_classes(env_name)
+            found = classes_of_client(find_client_class(env_name))
         except Exception as error:  # the package is there, but not fit for this machine
             note = f"{env_name} is installed, but plain dicts are used: {error}"
             logger.warning("%s", note)
             return Resolved(note=note)
-        return Resolved(client_cls=found.client_cls, action_cls=found.action_cls)
+    else:
+        found = classes_of_client(_named(env_cls))
+    return Resolved(
+        client_cls=found.client_cls,
+        action_cls=found.action_cls,
+        observation_cls=found.observation_cls,
+    )
+
+
+def _named(env_cls: Any) -> Any:
     client_cls = load_object(env_cls, argument="env_cls")
     for method in ("_step_payload", "_parse_result"):
         if not callable(getattr(client_cls, method, None)):
@@ -109,7 +120,7 @@ def _find(env_name: str | None, env_cls: Any) -> Resolved:
                 f"env_cls must be an OpenEnv client class, found {client_cls!r}, which has no "
                 f"{method}: an Environment class is for OpenEnv(env_cls=...)"
             )
-    return Resolved(client_cls=client_cls, action_cls=action_class_of_client(client_cls))
+    return client_cls
 
 
 os.register_at_fork(after_in_child=_resolved.clear)

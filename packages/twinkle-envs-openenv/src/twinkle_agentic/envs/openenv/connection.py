@@ -6,12 +6,13 @@ It holds no reference to the client. The coroutines run on the background loop.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.errors import EnvError, SessionClosedError, TwinkleEnvError
+from twinkle_agentic.envs.openenv._guide import field_meanings
 from twinkle_agentic.envs.openenv._servers import Servers
 from twinkle_agentic.envs.openenv.bindings import Binding, TypedBinding, WireBinding
 from twinkle_agentic.envs.openenv.client_classes import make_client, resolve_client_class
@@ -20,11 +21,9 @@ from twinkle_agentic.envs.openenv.importing import load_object
 from twinkle_agentic.envs.openenv.protocol import MessageType, encode, rpc_result
 from twinkle_agentic.envs.openenv.session import Session
 from twinkle_agentic.envs.openenv.tool_schemas import (
-    RUN_PYTHON,
     action_fields,
-    action_kind,
+    offered_tools,
     schema_of,
-    tool_from_action,
     tools_from_mcp,
 )
 from twinkle_agentic.tools.types import ToolInfo
@@ -53,6 +52,7 @@ class ServerConnection:
 
     Attributes:
         offered: The tools the server offers; `None` until it was asked.
+        field_meanings: What the fields of an observation mean, as far as it is said.
         binding_note: Why plain dicts are used; empty where a client class is.
     """
 
@@ -67,8 +67,10 @@ class ServerConnection:
         message_timeout_s: float,
         capacity_timeout_s: float,
         lists_tools: bool,
+        hide_fields: Collection[str],
     ) -> None:
         self.offered: list[ToolInfo] | None = None
+        self.field_meanings: dict[str, str] = {}
         self.binding_note = ""
         self._servers = servers
         self._env_name = env_name
@@ -83,6 +85,7 @@ class ServerConnection:
         self._message_timeout_s = message_timeout_s
         self._capacity_timeout_s = capacity_timeout_s
         self._lists_tools = lists_tools
+        self._hide_fields = hide_fields
         self._binding: Binding | None = None
         self._schema: dict[str, Any] | None = None
         self._session: Session | None = None
@@ -151,8 +154,7 @@ class ServerConnection:
     async def use_plain_dicts(self, reason: EnvError) -> None:
         """Give up the client class."""
         self.binding_note = f"plain dicts are used: {reason}"
-        self._schema = await self._servers.action_schema()
-        self._binding = WireBinding(self._schema)
+        await self._bind_plain()
         self.offered = None
         if self._lists_tools:
             await self._offer_tools(self._own_session(), may_step=True)
@@ -208,22 +210,27 @@ class ServerConnection:
                 note = f"plain dicts are used: {error}"
         if client is None:
             self.binding_note = note
-            self._schema = await self._servers.action_schema()
-            self._binding = WireBinding(self._schema, action_cls)
+            await self._bind_plain(action_cls)
             return
         if action_cls is None:
             action_cls = found.action_cls
         self._schema = schema_of(action_cls)
+        self.field_meanings = field_meanings(schema_of(found.observation_cls))
         self._binding = TypedBinding(client, action_cls)
+
+    async def _bind_plain(self, action_cls: Any = None) -> None:
+        schemas = await self._servers.schemas()
+        self._schema = schemas.action
+        self.field_meanings = field_meanings(schemas.observation)
+        self._binding = WireBinding(self._schema, action_cls)
 
     async def _offer_tools(self, session: Session, *, may_step: bool) -> None:
         if self.binding.takes_mcp_calls:
             self.offered = await self._list_mcp_tools(session, may_step=may_step)
         elif self.offered is None:
-            if self._schema is None or action_kind(self._schema) != "fields":
-                self.offered = [RUN_PYTHON]
-            else:
-                self.offered = [tool_from_action(self._schema, env_name=self._env_name)]
+            self.offered = offered_tools(
+                self._schema, env_name=self._env_name, hide=self._hide_fields
+            )
 
     async def _list_mcp_tools(self, session: Session, *, may_step: bool) -> list[ToolInfo]:
         # The JSON-RPC listing is no step of the episode; environments without an MCP server of

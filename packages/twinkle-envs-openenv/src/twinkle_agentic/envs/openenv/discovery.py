@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import functools
 import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +18,13 @@ from twinkle_agentic.envs.openenv.importing import import_module
 __all__ = [
     "ClientClasses",
     "EnvironmentClasses",
-    "action_class_of_client",
     "action_class_of_environment",
-    "find_client_classes",
+    "class_made_by",
+    "classes_of_client",
+    "find_client_class",
     "find_environment_classes",
     "is_network_client",
+    "missing_arguments",
 ]
 
 _NETWORK_CLIENTS = ("EnvClient", "OpenEnvClient", "AgentEnv")
@@ -40,10 +42,11 @@ class EnvironmentClasses:
 
 @dataclass(frozen=True, slots=True)
 class ClientClasses:
-    """The client side of a package; `action_cls` is `None` where the client does not say."""
+    """The client side of a package; the others are `None` where the client does not say."""
 
     client_cls: type
-    action_cls: Any | None
+    action_cls: Any | None = None
+    observation_cls: Any | None = None
 
 
 @dataclass(slots=True)
@@ -76,7 +79,8 @@ def find_environment_classes(env_name: str) -> EnvironmentClasses:
     _import_package(env_name)
     server = f"{env_name}.server"
     scan = _Scan()
-    likely, rest = _server_modules(env_name)
+    server_path = _path_of_server(env_name)
+    likely, rest = _server_modules(server_path, server)
     for module in likely:
         scan.visit(module, base)
     if not scan.found:
@@ -84,7 +88,9 @@ def find_environment_classes(env_name: str) -> EnvironmentClasses:
             scan.visit(module, base)
     own = [cls for cls in scan.found if cls.__module__.startswith(f"{env_name}.")]
     concrete = [cls for cls in own if not inspect.isabstract(cls)]
-    chosen = concrete if len(concrete) <= 1 else _served(env_name, concrete)
+    chosen = concrete if len(concrete) <= 1 else _served(server_path, concrete)
+    if len(chosen) > 1:  # the base of another, such as a generic wrapper, is not what is meant
+        chosen = [c for c in chosen if not any(c is not o and issubclass(o, c) for o in chosen)]
     if len(chosen) != 1:
         raise ImportError(_what_was_seen(server, "Environment", concrete, scan), name=server)
     return EnvironmentClasses(
@@ -93,7 +99,7 @@ def find_environment_classes(env_name: str) -> EnvironmentClasses:
     )
 
 
-def find_client_classes(env_name: str) -> ClientClasses:
+def find_client_class(env_name: str) -> type:
     """Find the EnvClient class of a package, in the package itself or in its `client` module.
 
     Raises:
@@ -114,17 +120,17 @@ def find_client_classes(env_name: str) -> ClientClasses:
         scan.found = [cls for cls in scan.found if cls.__module__.startswith(env_name)]
     if len(scan.found) != 1:
         raise ImportError(_what_was_seen(env_name, "EnvClient", scan.found, scan), name=env_name)
-    client_cls = scan.found[0]
-    return ClientClasses(client_cls, action_class_of_client(client_cls))
+    return scan.found[0]
 
 
-def action_class_of_client(client_cls: type) -> Any | None:
-    """Return the Action of `EnvClient[TheAction, ...]`; `None` where none is declared."""
+def classes_of_client(client_cls: type) -> ClientClasses:
+    """Return a client class with the Action and the Observation it is declared for."""
     mcp = _loaded("openenv.core.mcp_client", "MCPToolClient")
     if mcp is not None and _is_subclass(client_cls, mcp):
-        declared = _type_argument(client_cls, stop_at="MCPToolClient")
-        return declared or _openenv_class("openenv.core.env_server.mcp_types", "CallToolAction")
-    return _type_argument(client_cls)
+        declared, observation = _type_arguments(client_cls, stop_at="MCPToolClient")
+        call = _openenv_class("openenv.core.env_server.mcp_types", "CallToolAction")
+        return ClientClasses(client_cls, declared or call, observation)
+    return ClientClasses(client_cls, *_type_arguments(client_cls))
 
 
 def action_class_of_environment(env_cls: type) -> Any | None:
@@ -132,7 +138,36 @@ def action_class_of_environment(env_cls: type) -> Any | None:
     mcp = _loaded("openenv.core.env_server.mcp_environment", "MCPEnvironment")
     if mcp is not None and _is_subclass(env_cls, mcp):
         return _openenv_class("openenv.core.env_server.mcp_types", "CallToolAction")
-    return _type_argument(env_cls) or _annotated_action(cast("Any", env_cls).step)
+    return _type_arguments(env_cls)[0] or _annotated_action(cast("Any", env_cls).step)
+
+
+def class_made_by(factory: Any) -> type | None:
+    """Return the class a factory makes objects of; `None` of a function that does not say."""
+    while isinstance(factory, functools.partial):
+        factory = cast("Any", factory).func
+    if isinstance(factory, type):
+        return factory
+    try:
+        made = typing.get_type_hints(factory).get("return")
+    except (NameError, TypeError):
+        return None
+    return made if isinstance(made, type) and hasattr(made, "step") else None
+
+
+def missing_arguments(factory: Any, given: Mapping[str, Any]) -> str:
+    """Return which arguments a factory needs and was not given, with their types; or nothing."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    missing = [
+        str(parameter)
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in given
+    ]
+    return f"; it needs env_kwargs with {', '.join(missing)}" if missing else ""
 
 
 def is_network_client(candidate: object) -> bool:
@@ -175,8 +210,7 @@ def _loaded(module: str, name: str) -> Any | None:
         return None
 
 
-def _server_modules(env_name: str) -> tuple[list[str], list[str]]:
-    """Split the modules of the server into those likely to define an Environment and the rest."""
+def _path_of_server(env_name: str) -> list[Path]:
     try:
         server = import_module(f"{env_name}.server")
     except ModuleNotFoundError as error:
@@ -187,19 +221,33 @@ def _server_modules(env_name: str) -> tuple[list[str], list[str]]:
             "OpenEnv have their Environment class: give env_cls='module:Class'",
             name=error.name,
         ) from error
-    likely, rest = [f"{env_name}.server"], list[str]()
-    walk = pkgutil.walk_packages(
-        getattr(server, "__path__", ()), prefix=f"{env_name}.server.", onerror=lambda _: None
-    )
-    for info in walk:
-        if info.name.rpartition(".")[2] in _ENTRY_POINTS:
-            continue
-        (likely if _defines_environment(info.name) else rest).append(info.name)
+    return [Path(each) for each in getattr(server, "__path__", ())]
+
+
+def _server_modules(path: list[Path], server: str) -> tuple[list[str], list[str]]:
+    """Split the modules of the server into those likely to define an Environment and the rest."""
+    likely, rest = [server], list[str]()
+    for name, file in _modules_below(path, f"{server}."):
+        (likely if _defines_environment(file) else rest).append(name)
     return likely, rest
 
 
-def _defines_environment(module: str) -> bool:
-    tree = _syntax_of(module)
+def _modules_below(path: list[Path], prefix: str) -> Iterator[tuple[str, Path]]:
+    """Yield modules with their files. None is imported: the answer is the same at any time."""
+    for info in pkgutil.iter_modules([str(each) for each in path], prefix):
+        last = info.name.rpartition(".")[2]
+        if last in _ENTRY_POINTS:
+            continue
+        folders = [each / last for each in path if (each / last).is_dir()]
+        files = [each / "__init__.py" for each in folders] if info.ispkg else []
+        files += [each / f"{last}.py" for each in path]
+        yield info.name, next((file for file in files if file.is_file()), Path(last))
+        if info.ispkg:
+            yield from _modules_below(folders, f"{info.name}.")
+
+
+def _defines_environment(file: Path) -> bool:
+    tree = _syntax_of(file)
     if tree is None:
         return False
     return any(
@@ -210,11 +258,12 @@ def _defines_environment(module: str) -> bool:
     )
 
 
-def _served(env_name: str, candidates: list[type]) -> list[type]:
+def _served(server: list[Path], candidates: list[type]) -> list[type]:
     """Keep the candidates that `server/app.py` passes to the app factory, else those it names."""
-    tree = _syntax_of(f"{env_name}.server.app")
-    if tree is None:
+    trees = [tree for each in server if (tree := _syntax_of(each / "app.py")) is not None]
+    if not trees:
         return candidates
+    tree = trees[0]
     by_name = {cls.__name__: cls for cls in candidates}
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
@@ -222,13 +271,29 @@ def _served(env_name: str, candidates: list[type]) -> list[type]:
             continue
         given = node.args[:1] or [k.value for k in node.keywords if k.arg == "env"]
         names = set(_names(given))
-        for name in list(names & functions.keys()):
-            names |= set(_names([functions[name]]))
+        for name in list(names):
+            if name in functions:
+                names |= set(_names([functions[name]]))
+            elif (value := _assigned(tree.body, name)) is not None:
+                names |= set(_names([value]))
         served = [by_name[name] for name in by_name if name in names]
         if served:
             return served
     named = set(_names([tree]))
     return [cls for name, cls in by_name.items() if name in named] or candidates
+
+
+def _assigned(body: list[ast.stmt], name: str) -> ast.expr | None:
+    """Return what a name is assigned last; where it depends, what holds without any setting."""
+    found: ast.expr | None = None
+    for node in body:
+        if isinstance(node, ast.Assign) and name in _names(node.targets):
+            found = node.value
+        elif isinstance(node, ast.If):
+            found = _assigned(node.orelse or node.body, name) or found
+        elif isinstance(node, ast.Try):
+            found = _assigned(node.body, name) or found
+    return found
 
 
 def _names(nodes: list[Any]) -> Iterator[str]:
@@ -240,13 +305,10 @@ def _names(nodes: list[Any]) -> Iterator[str]:
                 yield child.attr
 
 
-def _syntax_of(module: str) -> ast.Module | None:
+def _syntax_of(file: Path) -> ast.Module | None:
     try:
-        spec = importlib.util.find_spec(module)
-        if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-            return None
-        return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    except (ImportError, OSError, SyntaxError, ValueError):
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
         return None
 
 
@@ -265,21 +327,21 @@ def _is_subclass(cls: Any, base: type) -> bool:
 def _client_action(env_name: str) -> Any | None:
     """Take the Action from the package's client, for environments that declare none."""
     try:
-        return find_client_classes(env_name).action_cls
+        return classes_of_client(find_client_class(env_name)).action_cls
     except Exception:  # a client that does not import says nothing of the environment
         return None
 
 
-def _type_argument(cls: type, *, stop_at: str | None = None) -> Any | None:
-    """Return the first type argument that is an Action, nearest class first."""
+def _type_arguments(cls: type, *, stop_at: str | None = None) -> tuple[Any | None, Any | None]:
+    """Return the type argument that is an Action and the one after it, of the nearest class."""
     for parent in cls.__mro__:
-        if stop_at is not None and parent.__name__ == stop_at:
-            return None
+        if parent.__name__ == stop_at:
+            break
         for declared in parent.__dict__.get("__orig_bases__", ()):
             arguments = typing.get_args(declared)
             if arguments and _is_action(arguments[0]):
-                return arguments[0]
-    return None
+                return arguments[0], arguments[1] if len(arguments) > 1 else None
+    return None, None
 
 
 def _annotated_action(step: Callable[..., Any]) -> Any | None:

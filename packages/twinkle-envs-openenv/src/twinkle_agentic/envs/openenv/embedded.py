@@ -14,12 +14,15 @@ from twinkle_agentic._aio.limits import check_limit
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import StepResult, episode_number
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError, ErrorKind, TwinkleEnvError
+from twinkle_agentic.envs.openenv._guide import field_meanings
 from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter, require_one_name
 from twinkle_agentic.envs.openenv.bindings import build_action
 from twinkle_agentic.envs.openenv.discovery import (
     action_class_of_environment,
+    class_made_by,
     find_environment_classes,
     is_network_client,
+    missing_arguments,
 )
 from twinkle_agentic.envs.openenv.importing import load_object
 from twinkle_agentic.envs.openenv.in_process import read_result
@@ -34,6 +37,7 @@ from twinkle_agentic.envs.openenv.runners import method, runner_for
 from twinkle_agentic.envs.openenv.tool_schemas import (
     action_fields,
     action_kind,
+    offered_tools,
     schema_of,
     tool_from_action,
     tools_from_mcp,
@@ -57,7 +61,8 @@ class OpenEnv(Adapter):
     Args:
         env_name: The environment package. Its Environment class is found by type in
             `<env_name>.server`.
-        env_cls: The Environment class, or `module:Class`, in place of `env_name`.
+        env_cls: The Environment class or a function that makes one, or `module:Name`, in place of
+            `env_name`.
         env_kwargs: Arguments of the Environment's constructor.
         action_cls: The Action class, or `module:Class`; by default the one the Environment or the
             package's client is declared for. Without any, the arguments reach the environment as a
@@ -65,11 +70,17 @@ class OpenEnv(Adapter):
         action_mapper: `(tool_name, arguments) -> action`, an Action or a dict of its fields; by
             default the arguments are the fields, or the call of an MCP tool.
         tools: Definitions to show to the model; none by default, so that `EnvTool.from_env` makes
-            one `env_action`. `"auto"` derives them from the MCP tools or the fields of the Action.
+            one `env_action` with the fields of the Action. `"auto"` gives those that a client of
+            the same environment has: its MCP tools, `run_python` or `env_action`.
         reset_kwargs: For the environment's `reset`; the attribute may be changed between episodes.
             `user_data` of the trajectory adds to them
             (`twinkle_agentic.envs.openenv.reset_kwargs`).
         observation_renderer: `observation -> str`, in place of the built-in rendering.
+        observation_fields: Names of fields and metadata to show, in this order, and no others.
+        hide_fields: Names of fields and metadata not to show, and of optional arguments not to
+            offer, besides the reward, secrets and what belongs to the grader.
+        about: Said first where the first observation is no text of the environment's own; by
+            default the name of the environment.
         max_observation_chars: Characters kept of an observation, head and tail; `None` keeps all.
         reset_keys: Keys of `user_data` offered to the environment's `reset`; `None` offers all.
         strict_reset: Fail a reset with a `seed`, an `episode_id` or `reset_kwargs` that the
@@ -102,6 +113,9 @@ class OpenEnv(Adapter):
         tools: list[ToolInfo] | Literal["auto"] | None = None,
         reset_kwargs: Mapping[str, Any] | None = None,
         observation_renderer: Callable[[Any], str] | None = None,
+        observation_fields: Iterable[str] | None = None,
+        hide_fields: Iterable[str] = (),
+        about: str | None = None,
         max_observation_chars: int | None = MAX_TEXT_CHARS,
         reset_keys: Iterable[str] | None = None,
         strict_reset: bool = True,
@@ -119,6 +133,10 @@ class OpenEnv(Adapter):
             action_mapper=action_mapper,
             reset_kwargs=reset_kwargs,
             observation_renderer=observation_renderer,
+            observation_fields=observation_fields,
+            hide_fields=hide_fields,
+            about=about,
+            env=env_name or env_cls,
             max_observation_chars=max_observation_chars,
             reset_keys=reset_keys,
             strict_reset=strict_reset,
@@ -139,24 +157,30 @@ class OpenEnv(Adapter):
             found = classes.action_cls
         else:
             resolved = load_object(env_cls, argument="env_cls")
-            if not callable(getattr(resolved, "step", None)):
+            is_class = isinstance(resolved, type)
+            if not callable(getattr(resolved, "step", None) if is_class else resolved):
                 raise ValueError(
-                    f"env_cls must be an Environment class, found {resolved!r}, which has no step "
-                    "method"
+                    f"env_cls must be an Environment class, or a function that makes one, found "
+                    f"{resolved!r}" + (", which has no step method" if is_class else "")
                 )
             if is_network_client(resolved):
                 raise ValueError(
                     f"env_cls must be an Environment class, found {resolved!r}, the client of a "
                     "server: the session lives there, and OpenEnvClient is for that"
                 )
-            if action_cls is None:
-                found = action_class_of_environment(resolved)
-        self._action_cls: Any = found if action_cls is None else action_cls
-        self._schema = schema_of(self._action_cls)
-        self._takes_mcp_calls = self._schema is not None and action_kind(self._schema) == "mcp"
-        self._runner = runner_for(resolved)
+        made_class = class_made_by(resolved)
+        self._runner = runner_for(object if made_class is None else made_class)
         try:
             self._env = self._runner.run(resolved, **(env_kwargs or {}))
+            if made_class is None:  # a function that does not say what it makes
+                self._runner = runner_for(cast("type[Any]", type(self._env)))
+            if not callable(getattr(self._env, "step", None)):
+                raise TypeError(f"it made {self._env!r}, which has no step method")
+            if env_name is None and action_cls is None:
+                found = action_class_of_environment(cast("type[Any]", type(self._env)))
+            self._action_cls: Any = found if action_cls is None else action_cls
+            self._schema = schema_of(self._action_cls)
+            self._takes_mcp_calls = self._schema is not None and action_kind(self._schema) == "mcp"
             # What an MCP environment offers may depend on the episode.
             self._lists_at_reset = tools == "auto" and self._takes_mcp_calls
             self._tools = self._auto_tools() if tools == "auto" else list(tools or [])
@@ -167,13 +191,20 @@ class OpenEnv(Adapter):
                 raise
             doing = "listing the tools of" if made else "making"
             raise EnvError(
-                f"{doing} {resolved.__name__} failed with env_kwargs={dict(env_kwargs or {})!r}: "
-                f"{type(error).__name__}: {error}"
+                f"{doing} {getattr(resolved, '__name__', resolved)} failed with "
+                f"env_kwargs={dict(env_kwargs or {})!r}: {type(error).__name__}: {error}"
+                + ("" if made else missing_arguments(resolved, env_kwargs or {}))
             ) from error
 
     def tools(self) -> list[ToolInfo]:
         """Return the definitions given to the constructor and those registered; none by default."""
         return self._local.merged(self._tools)
+
+    def action_tool(self) -> ToolInfo | None:
+        """Return `env_action` with the fields of the Action; `None` where there is no Action."""
+        if self._schema is None:
+            return None
+        return tool_from_action(self._schema, env_name=self._env_name, hide=self._hide)
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode.
@@ -210,12 +241,18 @@ class OpenEnv(Adapter):
             said = start_error(result.observation, done=result.done, metadata=result.metadata)
             if said is not None:
                 raise EnvError(f"the environment could not start an episode: {said}")
-            text = self._rendered(result.observation, result.observation, first=True)
-            self._last_result = returned
             if self._lists_at_reset:
                 self._tools = self._auto_tools()
+            text, images = self._rendered(
+                result.observation,
+                result.observation,
+                meanings=field_meanings(schema_of(type(result.observation))),
+            )
+            self._last_result = returned
             self._episode.begin(done=result.done)
             info: dict[str, Any] = {"metadata": result.metadata, "episode_reward": 0.0}
+            if images:
+                info["images"] = images
             notes = {"reset_ignored": ignored, "reset_not_taken": sorted(left_out)}
             info.update({name: value for name, value in notes.items() if value})
             return StepResult.scored(text, result.reward, done=result.done, info=info)
@@ -327,12 +364,13 @@ class OpenEnv(Adapter):
             )
         self._last_result = returned
         try:
-            text = self._rendered(result.observation, result.observation)
+            text, images = self._rendered(result.observation, result.observation)
         except Exception as error:
             return self._episode.failed(error, kind=ErrorKind.ENV)
         return self._scored(
             text,
             result.observation,
+            images=images,
             reward=result.reward,
             done=result.done,
             metadata=result.metadata,
@@ -374,7 +412,12 @@ class OpenEnv(Adapter):
                 f"tools='auto' needs an Action class with fields, found {self._action_cls!r}: "
                 "pass action_cls, or tools as a list"
             )
-        return [tool_from_action(self._schema, env_name=self._env_name)]
+        return offered_tools(self._schema, env_name=self._env_name, hide=self._hide)
+
+    def _shown_tools(self) -> list[ToolInfo]:
+        tools = self.tools()
+        action = None if tools else self.action_tool()
+        return [action] if action is not None else tools
 
     @contextlib.contextmanager
     def _turn(self, *, closing: bool = False) -> Generator[None]:

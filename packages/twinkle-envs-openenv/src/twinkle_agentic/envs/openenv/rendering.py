@@ -1,42 +1,32 @@
-"""OpenEnv observations as text for a model.
+"""OpenEnv observations as text for a model, and the images in them.
 
 The kinds that OpenEnv's environments use are known by their fields: programs (`stdout`, `stderr`,
-`exit_code`), also one level down in `result`; MCP tool results; chat messages; an observation that
-carries its own `text`. All others are listed field by field. `reward` and `done` are never shown,
-nor is `metadata`, which holds what the model must not see (a chess engine's evaluation, the
-commands of a grader); but a first observation that has no field at all has the task in there.
+`exit_code`), also one level down in `result`; MCP tool results; chat messages. All others are
+listed field by field, followed by the metadata (`_visible` says what is hidden). The first
+observation of an episode also says what the environment is, what the fields mean and how to act,
+unless it is a text of the environment's own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+from twinkle_agentic.envs.openenv._visible import is_shown, shown_metadata
 from twinkle_agentic.envs.text import (
+    is_unshown_data,
     render_command_output,
     render_fields,
     to_jsonable,
     to_text,
 )
 
-__all__ = ["mcp_error", "observation_fields", "render_observation", "start_error"]
+__all__ = ["Guide", "Rendered", "Renderer", "mcp_error", "observation_fields", "start_error"]
 
-_HINT = "pass observation_renderer= to put them into words"
-_HIDDEN = frozenset({"metadata", "reward", "done"})
 _PROGRAM = frozenset({"stdout", "stderr", "exit_code"})
-_TASK = (  # names in the metadata of a first observation that are meant for the model
-    "question",
-    "company",
-    "problem",
-    "task",
-    "task_prompt",
-    "goal",
-    "prompt",
-    "instruction",
-    "instructions",
-    "message",
-)
+_MIN_REPEAT_CHARS = 80
 
 # Frames of the interpreters that coding environments run inside the server.
 _SERVER_FRAME = re.compile(
@@ -65,37 +55,103 @@ def observation_fields(observation: Any) -> dict[str, Any] | None:
     return None
 
 
-def render_observation(observation: Any, *, first: bool = False) -> str:
-    """Render an observation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """What is said beside the first observation of an episode.
+
+    Attributes:
+        about: What the environment is.
+        meanings: Of the fields, by name.
+        acting: How to act.
+    """
+
+    about: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict[str, str])
+    acting: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """An observation for a model: text of any length, and PNG or JPEG images that it names."""
+
+    text: str
+    images: list[bytes]
+
+
+class Renderer:
+    """Renders the observations of one environment, in order.
 
     Args:
-        observation: A mapping of fields, an Observation object, a string, or any other value.
-        first: It is that of a reset.
-
-    Returns:
-        Text of any length; the adapters cut it.
+        only: Names of fields and metadata to show, in this order, in place of the built-in choice.
+        hide: Names to hide besides.
     """
-    fields = observation_fields(observation)
-    if fields is None:
-        return to_text(observation, max_chars=None)
-    if "tool_name" in fields and "result" in fields and "error" in fields:
-        return _render_mcp(fields)
-    if "stdout" in fields:
-        return _render_program(fields)
-    nested = observation_fields(fields.get("result"))
-    if nested is not None and "stdout" in nested:
-        text = _render_program(nested, extras=False)
-        return text or (
-            render_fields(fields, skip={*_HIDDEN, "result"}, hint=_HINT) if first else ""
-        )
-    if isinstance(fields.get("messages"), list) and (text := _render_messages(fields, first)):
-        return text
-    own = fields.get("text")
-    if isinstance(own, str) and own.strip():
-        return own
-    if first and fields.keys() <= _HIDDEN:
-        return _render_task(observation_fields(fields.get("metadata")) or {})
-    return render_fields(fields, skip=_HIDDEN, hint=_HINT)
+
+    def __init__(self, *, only: Collection[str] | None = None, hide: Collection[str] = ()) -> None:
+        self._only = None if only is None else list(only)
+        self._hide = frozenset(hide)
+        self._told: dict[str, Any] = {}
+
+    def render(self, observation: Any, *, guide: Guide | None = None) -> Rendered:
+        """Render an observation.
+
+        Args:
+            observation: A mapping of fields, an Observation object, a string, or any other value.
+            guide: It is that of a reset, and this may be said beside it. What a later observation
+                says in its metadata, or beside the messages or the output of a program, is shown
+                where it has changed.
+        """
+        fields = observation_fields(observation)
+        images: list[bytes] = []
+        if fields is None:
+            return Rendered(to_text(observation, max_chars=None), images)
+        if guide is not None:
+            self._told = {}
+        if self._only is not None:
+            metadata = observation_fields(fields.get("metadata")) or {}
+            chosen = {n: fields.get(n, metadata.get(n)) for n in self._only}
+            return Rendered(render_fields(chosen, name_all=len(chosen) > 1, images=images), images)
+        shown = {name: value for name, value in fields.items() if is_shown(name, self._hide)}
+        return Rendered(self._by_kind(shown, fields, guide, images), images)
+
+    def _by_kind(
+        self,
+        shown: dict[str, Any],
+        fields: Mapping[str, Any],
+        guide: Guide | None,
+        images: list[bytes],
+    ) -> str:
+        first = guide is not None
+        head, own, listed = "", "", dict[str, Any]()
+        messages = fields.get("messages")
+        if "tool_name" in fields and "result" in fields and "error" in fields:
+            head = own = _render_mcp(fields, images)
+            shown = {}
+        elif "stdout" in fields:
+            head = _render_program(fields)
+            listed = {n: v for n, v in shown.items() if n not in {*_PROGRAM, "exception"}}
+            shown = {}
+        elif "stdout" in (result := observation_fields(fields.get("result")) or {}):
+            head = _render_program(result)
+            shown.pop("result", None)
+        elif isinstance(messages, list) and (chat := _render_messages(fields, first)):
+            head = own = chat
+            shown = {n: v for n, v in shown.items() if n not in ("messages", "prompt")}
+        else:
+            listed, shown = _without_repeats(shown), {}
+        beside = {**listed, **shown}
+        # Beside the output of a program it is the server's record of the run.
+        metadata = {} if "stdout" in fields else observation_fields(fields.get("metadata")) or {}
+        more = {**shown, **shown_metadata(metadata, beside=beside, hide=self._hide)}
+        listed.update({n: v for n, v in more.items() if n not in self._told or self._told[n] != v})
+        self._told.update(more)
+        text = render_fields(listed, name_all=bool(head), images=images)
+        said = [value for value in listed.values() if not _is_empty(value)]
+        if len(said) == 1 and isinstance(said[0], str) and not head:
+            own = text  # a question, a prompt: it speaks for itself
+        parts = [head, text]
+        if guide is not None and not own:
+            parts = [guide.about, *parts, _legend(guide.meanings, text), guide.acting]
+        return "\n".join(part for part in parts if part)
 
 
 def mcp_error(observation: Any) -> str | None:
@@ -127,29 +183,60 @@ def start_error(observation: Any, *, done: bool, metadata: Mapping[str, Any]) ->
     return said if isinstance(said, str) and said.strip() else None
 
 
-def _render_task(metadata: Mapping[str, Any]) -> str:
-    task = {name: metadata[name] for name in _TASK if isinstance(metadata.get(name), str)}
-    return render_fields(task)
+def _without_repeats(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop texts that another field has said already and, beside a `text`, data of no use."""
+    kept: dict[str, Any] = {}
+    texts: list[str] = []
+    has_text = bool(str(fields.get("text") or "").strip())
+    for name, value in fields.items():
+        if has_text and is_unshown_data(value):
+            continue
+        text = value.strip() if isinstance(value, str) else ""
+        if text and any(text == other or _is_part(text, other) for other in texts):
+            continue
+        texts.append(text)
+        kept[name] = value
+    return kept
 
 
-def _render_mcp(fields: Mapping[str, Any]) -> str:
+def _is_part(text: str, other: str) -> bool:
+    """Whether a text that is long enough not to be there by chance is in another one."""
+    return len(text) >= _MIN_REPEAT_CHARS and text in other
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, (str, list, tuple, dict)) and not value)
+
+
+def _legend(meanings: Mapping[str, str], text: str) -> str:
+    named = dict.fromkeys(re.findall(r"^(\w+):", text, re.MULTILINE))
+    lines = [f"- {name}: {meanings[name]}" for name in named if meanings.get(name)]
+    return "\n".join(["What the fields mean:", *lines]) if lines else ""
+
+
+def _render_mcp(fields: Mapping[str, Any], images: list[bytes]) -> str:
     error = mcp_error(fields)
     if error is not None:
         return f"Error: {error}"
     result = observation_fields(fields["result"])
     if result is None:
         return to_text(fields["result"], max_chars=None)
-    return _mcp_content(result)
+    return _mcp_content(result, images)
 
 
-def _mcp_content(result: Mapping[str, Any]) -> str:
+def _mcp_content(result: Mapping[str, Any], images: list[bytes] | None = None) -> str:
     if result.get("data") is not None:
         return to_text(to_jsonable(result["data"]), max_chars=None)
     texts: list[str] = []
     for part in result.get("content") or ():
         block = observation_fields(part) or {}
         text = block.get("text")
-        texts.append(text if isinstance(text, str) else f"[{block.get('type', 'content')}]")
+        if not isinstance(text, str):
+            data = block.get("data")
+            text = render_fields({"data": data}, images=images) if isinstance(data, str) else ""
+            # Its size or number where it is an image that is passed on, else its kind.
+            text = text if text.startswith("[image ") else f"[{block.get('type', 'content')}]"
+        texts.append(text)
     if texts:
         return "\n".join(texts)
     structured = result.get("structured_content")
@@ -159,19 +246,15 @@ def _mcp_content(result: Mapping[str, Any]) -> str:
     return to_text(to_jsonable(dict(result)), max_chars=None) if result.keys() - known else ""
 
 
-def _render_program(fields: Mapping[str, Any], *, extras: bool = True) -> str:
+def _render_program(fields: Mapping[str, Any]) -> str:
     stderr = _without_server_frames(str(fields.get("stderr") or ""))
     exception = _without_server_frames(str(fields.get("exception") or "")).strip()
     if exception and exception.splitlines()[0] not in stderr:
         stderr = f"{stderr.rstrip()}\n{exception}" if stderr.strip() else exception
     exit_code = fields.get("exit_code")
-    text = render_command_output(
+    return render_command_output(
         str(fields.get("stdout") or ""), stderr, exit_code if isinstance(exit_code, int) else None
     )
-    if not extras:
-        return text
-    more = render_fields(fields, skip={*_PROGRAM, *_HIDDEN, "exception"}, hint=_HINT, name_all=True)
-    return "\n".join(part for part in (text, more) if part)
 
 
 def _without_server_frames(stderr: str) -> str:

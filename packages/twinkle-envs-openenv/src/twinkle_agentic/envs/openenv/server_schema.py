@@ -1,4 +1,4 @@
-"""What a server says about its actions: `GET /schema`, asked once per server and minute.
+"""What a server says of actions and observations: `GET /schema`, once per server and minute.
 
 Coroutines of the background loop.
 """
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, SessionClosedError
@@ -18,22 +19,31 @@ from twinkle_agentic.envs.openenv.link_settings import LinkSettings
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["fetch_action_schema"]
+__all__ = ["ServerSchemas", "fetch_schemas"]
 
 logger = logging.getLogger(__name__)
 
 # A server that was replaced by another one at the same address is noticed after this long.
 _FRESH_S = 60.0
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSchemas:
+    """JSON Schemas; `None` where the server does not say."""
+
+    action: dict[str, Any] | None = None
+    observation: dict[str, Any] | None = None
+
+
 _Key = tuple[str, tuple[tuple[str, str], ...]]
-_asked: dict[_Key, tuple[float, asyncio.Task[dict[str, Any] | None]]] = {}
+_asked: dict[_Key, tuple[float, asyncio.Task[ServerSchemas]]] = {}
 
 
-async def fetch_action_schema(settings: LinkSettings) -> dict[str, Any] | None:
-    """Return the JSON Schema of the server's action.
+async def fetch_schemas(settings: LinkSettings) -> ServerSchemas:
+    """Return the JSON Schemas of the server's action and of its first observation.
 
     Returns:
-        `None` where the server has no such endpoint: it speaks the protocol but does not say.
+        Empty where the server has no such endpoint: it speaks the protocol but does not say.
 
     Raises:
         SessionClosedError: The server cannot be reached, or says more than `max_message_bytes`.
@@ -54,12 +64,13 @@ async def fetch_action_schema(settings: LinkSettings) -> dict[str, Any] | None:
     return await asyncio.shield(task)
 
 
-async def _fetch(settings: LinkSettings) -> dict[str, Any] | None:
-    schema: Any = (await _get(settings, "schema")).get("action")
-    if not isinstance(schema, Mapping):
+async def _fetch(settings: LinkSettings) -> ServerSchemas:
+    body = await _get(settings, "schema")
+    action = _schema(body, "action")
+    if action is None:
         logger.info("%s does not describe its actions", settings.address.http_url)
-        return None
-    return dict(cast("Mapping[str, Any]", schema))
+    observation = _schema(body, "reset_observation") or _schema(body, "observation")
+    return ServerSchemas(action=action, observation=observation)
 
 
 async def fetch_capacity(settings: LinkSettings) -> int | None:
@@ -111,6 +122,11 @@ async def _get(settings: LinkSettings, path: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {}
 
 
+def _schema(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    found: Any = body.get(name)
+    return dict(cast("Mapping[str, Any]", found)) if isinstance(found, Mapping) else None
+
+
 async def _read(client: httpx.AsyncClient, url: str, *, max_bytes: int) -> tuple[int, bytes]:
     data = bytearray()
     async with client.stream("GET", url) as response:
@@ -124,7 +140,7 @@ async def _read(client: httpx.AsyncClient, url: str, *, max_bytes: int) -> tuple
         return response.status_code, bytes(data)
 
 
-def _seen(task: asyncio.Task[dict[str, Any] | None]) -> None:
+def _seen(task: asyncio.Task[ServerSchemas]) -> None:
     if not task.cancelled():
         task.exception()  # whoever waited has it
 

@@ -5,9 +5,11 @@ The input is JSON Schema as OpenEnv's `GET /schema` gives it, or an MCP tool lis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from twinkle_agentic.envs.openenv._visible import is_offered
 from twinkle_agentic.envs.openenv.action_docs import read_action_docs
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError
 from twinkle_agentic.tools.types import ToolInfo
@@ -19,6 +21,7 @@ __all__ = [
     "action_fields",
     "action_kind",
     "check_fields",
+    "offered_tools",
     "schema_of",
     "tool_from_action",
     "tool_name",
@@ -48,16 +51,16 @@ _OF_THE_FRAMEWORK = ("metadata",)  # on every action; of no use to a model
 
 
 def action_kind(schema: Mapping[str, Any] | None) -> ActionKind:
-    """Tell what an action schema describes; `code` where there is none."""
+    """Tell what an action schema describes; `code` where there is none.
+
+    Code is an action whose one field is `code`. With others beside it, it may be in any language.
+    """
     if schema is None:
         return "code"
-    fields = _properties(schema)
-    required = set(schema.get("required", ()))
     if _is_mcp_call(schema) or _is_mcp_union(schema):
         return "mcp"
-    if "code" in fields and required <= {"code"}:
-        return "code"
-    return "fields" if fields else "code"
+    fields = _properties(schema).keys() - set(_OF_THE_FRAMEWORK)
+    return "code" if fields <= {"code"} else "fields"
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,15 +69,52 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
     return dict(cast("dict[str, Any]", found)) if isinstance(found, Mapping) else {}
 
 
-def tool_from_action(schema: Mapping[str, Any], *, env_name: str | None = None) -> ToolInfo:
+def offered_tools(
+    schema: Mapping[str, Any] | None,
+    *,
+    env_name: str | None = None,
+    hide: Collection[str] = (),
+) -> list[ToolInfo]:
+    """Return the one tool of an environment without MCP tools: `run_python` or `env_action`."""
+    if schema is None or action_kind(schema) != "fields":
+        return [_run_python(schema or {})]
+    return [tool_from_action(schema, env_name=env_name, hide=hide)]
+
+
+def _run_python(schema: Mapping[str, Any]) -> ToolInfo:
+    """Make `run_python`, in the words of the action where it has any of its own."""
+    tool = copy.deepcopy(RUN_PYTHON)
+    function: dict[str, Any] = tool["function"]  # type: ignore[assignment]  # pyright: ignore[reportTypedDictNotRequiredAccess, reportAssignmentType]
+    field = _properties(schema).get("code")
+    said, about = read_action_docs(str(schema.get("description") or ""), ("code",))
+    if isinstance(field, Mapping) and (described := cast("Any", field).get("description")):
+        about["code"] = str(described)
+    if said:
+        function["description"] = said
+    if "code" in about:
+        function["parameters"]["properties"]["code"]["description"] = about["code"]
+    return tool
+
+
+def tool_from_action(
+    schema: Mapping[str, Any], *, env_name: str | None = None, hide: Collection[str] = ()
+) -> ToolInfo:
     """Make one tool, `env_action`, whose parameters are the fields of the action.
 
     What the docstring of the action says of its fields describes those that have no description.
+
+    Args:
+        schema: JSON Schema of the action.
+        env_name: For the description where the action has none.
+        hide: Names of fields to leave out, besides secrets and settings; required ones never are.
     """
+    required = set(schema.get("required", ()))
     fields = {
-        name: field for name, field in _properties(schema).items() if name not in _OF_THE_FRAMEWORK
+        name: field
+        for name, field in _properties(schema).items()
+        if is_offered(name, required=name in required, hide=hide)
     }
-    said, about = read_action_docs(str(schema.get("description") or ""), fields)
+    said, about = read_action_docs(str(schema.get("description") or ""), _properties(schema))
     parameters: dict[str, Any] = {
         "type": "object",
         "properties": {
