@@ -128,6 +128,17 @@ def docs(session: nox.Session) -> None:
     session.run("pytest", "tests/docs", *session.posargs)
 
 
+@nox.session(venv_backend="virtualenv")
+def recipe(session: nox.Session) -> None:
+    """The training recipe learns: a shortened run must beat guesses (0.15) by 0.2."""
+    # By pip: its settings on a machine may name a torch without CUDA, which uv does not read.
+    ours = ("twinkle-tools", "twinkle-envs-core", "twinkle-rollout")
+    session.install("torch==2.13.0", "matplotlib", *(BY_NAME[name].folder for name in ours))
+    script = "cookbook/rl/train/guess_grpo.py"
+    short = ("--seeds", "0", "--steps", "30", "--at-least", "0.35")
+    session.run("python", script, *short, "--out", session.create_tmp())
+
+
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build all, check the contents, install each alone and all together, import every name."""
