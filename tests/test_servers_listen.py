@@ -21,7 +21,7 @@ _CAP_NET_BIND_SERVICE = 10
 
 SERVERS = {
     "twinkle-openenv-server": ["--insecure"],
-    "twinkle-sandbox-server": ["--isolation", "process", "--api-key", "key"],
+    "twinkle-sandbox-server": ["--api-key", "key"],
 }
 
 

@@ -135,6 +135,8 @@ def _prepare(job: dict[str, Any], descriptor: int, done: Callable[[], None]) -> 
         tree, provides=job["provides"], modules=private, names_of_solution=not files
     )
     top = [isinstance(node, ast.Assert) for node in tree.body]
+    shared = {n for node in ast.walk(tree) if isinstance(node, ast.Global) for n in node.names}
+    bound = [shared | _bound(node) for node in tree.body]
     pieces: list[tuple[bool, int, types.CodeType]] = []
     codes: list[types.CodeType] = []
     flags = _future_flags(tree)
@@ -183,12 +185,22 @@ def _prepare(job: dict[str, Any], descriptor: int, done: Callable[[], None]) -> 
         execute(compile_(solution, "solution.py", "exec", dont_inherit=True), module.__dict__)
 
     def run_tests() -> None:
+        def check_names(before: dict[str, Any], allowed: set[str]) -> None:
+            # A function of the tests that the solution gets to call has them as `__globals__`.
+            if "*" in allowed:
+                return
+            for name in before.keys() | names.keys():
+                if name not in allowed and names.get(name, before) is not before.get(name, names):
+                    refuse(f"replaces the name {name} of the tests")
+
         public = [n for n in module.__dict__ if not n.startswith("__") and n not in builtin_names]
         names.update((name, module.__dict__[name]) for name in public)
         given = set(names)
-        for check, line, code in pieces:
+        for (check, line, code), own_names in zip(pieces, bound, strict=True):
+            before = dict(names)
             try:
                 execute(code, names)
+                check_names(before, own_names)
             except BaseException as error:
                 cases.failed(f"line {line}", error)
                 if not check:
@@ -196,7 +208,9 @@ def _prepare(job: dict[str, Any], descriptor: int, done: Callable[[], None]) -> 
             else:
                 if check:
                     cases.passed(f"line {line}")
+        before = dict(names)
         cases.run({k: v for k, v in names.items() if k not in given or v is not _of(module, k)})
+        check_names(before, shared)
         state["ended"] = True
 
     def run() -> None:
@@ -280,6 +294,25 @@ def _is_absent(name: str) -> bool:
     except Exception:
         return True
     return False
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """Return names that a statement of the tests may bind; `*` where the text does not say."""
+    found: set[str] = {"__annotations__"}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
+            found.add(each.id)
+        elif isinstance(each, ast.Name) and each.id in ("exec", "globals", "locals", "vars"):
+            found.add("*")
+        elif isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(each.name)
+        elif isinstance(each, ast.alias):
+            found.add((each.asname or each.name).partition(".")[0])
+        elif isinstance(each, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and each.name:
+            found.add(each.name)
+        elif isinstance(each, ast.MatchMapping) and each.rest:
+            found.add(each.rest)
+    return found
 
 
 def _import_all(names: list[str], own: set[str]) -> None:
