@@ -264,7 +264,7 @@ FORGERIES: dict[str, tuple[str, str]] = {
 CORRECT: dict[str, tuple[str, str]] = {
     "tests that bind names in odd ways": (
         "def f(x): return x * x",
-        "from math import *\nglobals()['late'] = 3\nassert f(late) == 9\ncount = 0\n"
+        "from math import *\nassert f(sqrt(4)) == 4\ncount = 0\n"
         "def test_global():\n    global count, fresh\n    count += 1\n    fresh = sqrt(4)\n"
         "    assert f(count) == 1\nassert (walrus := f(2)) == 4\nfor i in range(2): assert f(i) == i",
     ),

@@ -131,6 +131,7 @@ def _prepare(job: dict[str, Any], descriptor: int, done: Callable[[], None]) -> 
         PLACES["call"]: proof.call,
         PLACES["solution"]: module,
     }
+    _name_stars(tree, own)
     instrument = Instrument(
         tree, provides=job["provides"], modules=private, names_of_solution=not files
     )
@@ -294,6 +295,18 @@ def _is_absent(name: str) -> bool:
     except Exception:
         return True
     return False
+
+
+def _name_stars(tree: ast.Module, own: set[str]) -> None:
+    """Name what `from module import *` brings, or those names would be the solution's to define."""
+    for node in ast.walk(tree):
+        star = isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+        if not star or node.level or not node.module or node.module.partition(".")[0] in own:
+            continue
+        found = sys.modules.get(node.module)
+        if found is not None:
+            public = [n for n in vars(found) if not n.startswith("_")]
+            node.names = [ast.alias(name) for name in getattr(found, "__all__", public)]
 
 
 def _bound(node: ast.AST) -> set[str]:
