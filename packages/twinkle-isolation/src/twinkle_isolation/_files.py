@@ -111,7 +111,8 @@ class FileOperations:
         """List a directory, `depth` levels deep, in the order of names.
 
         Raises:
-            GuestError: `not_found`, `invalid_argument` (not a directory, more than 50,000 entries).
+            GuestError: `not_found`, `invalid_argument` (not a directory, more than 50,000
+                entries or 8 MiB of names).
             SandboxLostError: The sandbox has ended.
         """
         call = self._channel.call("list", path=path, user=user, depth=depth)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import stat
 import tarfile
-from collections.abc import Generator
 
 __all__ = ["dump", "restore"]
 
@@ -28,27 +26,54 @@ def dump(fd: int, root: str) -> None:
         os.fdopen(fd, "wb", buffering=1 << 20) as file,
         tarfile.open(fileobj=file, mode="w|") as tar,
     ):
-        _dump_directory(tar, root, "", os.lstat(root).st_dev)
-
-
-def _dump_directory(tar: tarfile.TarFile, directory: str, prefix: str, device: int) -> None:
-    for name in sorted(os.listdir(directory)):
-        path = os.path.join(directory, name)
+        device = os.lstat(root).st_dev
+        levels = [_Level(root, "")]  # no recursion: a program may nest directories deeply
         try:
-            info = os.lstat(path)
-            if info.st_dev != device or stat.S_ISSOCK(info.st_mode):
-                continue
-            member = tar.gettarinfo(path, prefix + name)
-            if member.isreg():
-                with os.fdopen(_open(path, info.st_mode), "rb") as file:
-                    tar.addfile(member, file)
-            else:
-                tar.addfile(member)
-        except FileNotFoundError:
-            continue  # gone since it was listed
-        if stat.S_ISDIR(info.st_mode):
-            with _searchable(path, info.st_mode):
-                _dump_directory(tar, path, f"{prefix}{name}/", device)
+            while levels:
+                name = next(levels[-1].names, None)
+                if name is None:
+                    levels.pop().close()
+                    continue
+                prefix, path = levels[-1].prefix, os.path.join(levels[-1].path, name)
+                mode = _dump_one(tar, path, prefix + name, device)
+                if mode is not None and stat.S_ISDIR(mode):
+                    levels.append(_Level(path, f"{prefix}{name}/", mode))
+        finally:
+            for level in reversed(levels):
+                level.close()
+
+
+class _Level:
+    """A directory that is being dumped; its owner may search it meanwhile."""
+
+    def __init__(self, path: str, prefix: str, mode: int = 0o500) -> None:
+        self.path = path
+        self.prefix = prefix
+        self.closed_mode = None if mode & 0o500 == 0o500 else stat.S_IMODE(mode)
+        if self.closed_mode is not None:
+            os.chmod(path, self.closed_mode | 0o500)
+        self.names = iter(sorted(os.listdir(path)))
+
+    def close(self) -> None:
+        if self.closed_mode is not None:
+            os.chmod(self.path, self.closed_mode)
+
+
+def _dump_one(tar: tarfile.TarFile, path: str, name: str, device: int) -> int | None:
+    """Add one file, or a directory without what is in it; return its mode where it was added."""
+    try:
+        info = os.lstat(path)
+        if info.st_dev != device or stat.S_ISSOCK(info.st_mode):
+            return None
+        member = tar.gettarinfo(path, name)
+        if member.isreg():
+            with os.fdopen(_open(path, info.st_mode), "rb") as file:
+                tar.addfile(member, file)
+        else:
+            tar.addfile(member)
+    except FileNotFoundError:
+        return None  # removed since it was listed
+    return info.st_mode
 
 
 def _open(path: str, mode: int) -> int:
@@ -60,18 +85,6 @@ def _open(path: str, mode: int) -> int:
             return os.open(path, _READ)
         finally:
             os.chmod(path, stat.S_IMODE(mode))
-
-
-@contextlib.contextmanager
-def _searchable(path: str, mode: int) -> Generator[None, None, None]:
-    if mode & 0o500 == 0o500:
-        yield
-        return
-    os.chmod(path, stat.S_IMODE(mode) | 0o500)
-    try:
-        yield
-    finally:
-        os.chmod(path, stat.S_IMODE(mode))
 
 
 def restore(fd: int, root: str) -> None:

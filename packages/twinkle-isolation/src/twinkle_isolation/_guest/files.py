@@ -44,6 +44,8 @@ _KERNEL_FILE_SYSTEMS = {
 }
 _MAX_DEPTH = 64
 _MAX_ENTRIES = 50_000  # of one list, all of which the host has to hold
+_MAX_LIST_BYTES = 8 << 20  # of names, paths and targets, with a share for the rest of each entry
+_BYTES_PER_ENTRY = 100
 
 _CODES = {
     errno.ENOENT: "not_found",
@@ -54,6 +56,12 @@ _CODES = {
     errno.EINVAL: "invalid_argument",
     errno.EXDEV: "invalid_argument",
     errno.ENOTEMPTY: "failed_precondition",
+    errno.EBUSY: "failed_precondition",
+    errno.ETXTBSY: "failed_precondition",
+    errno.EMLINK: "failed_precondition",
+    errno.ENXIO: "invalid_argument",
+    errno.ENODEV: "invalid_argument",
+    errno.EOPNOTSUPP: "invalid_argument",
     errno.EEXIST: "already_exists",
     errno.EACCES: "permission_denied",
     errno.EPERM: "permission_denied",
@@ -177,12 +185,15 @@ def list_dir(path: str, depth: int) -> Iterator[dict[str, Any]]:
     _refuse_kernel_path(path)
     if not 1 <= depth <= _MAX_DEPTH:
         raise Failure("invalid_argument", f"depth {depth} is outside 1..{_MAX_DEPTH}")
+    size = 0
     for number, entry in enumerate(_walk(path, depth)):
-        if number >= _MAX_ENTRIES:
+        size += _BYTES_PER_ENTRY + sum(len(entry[key] or "") for key in ("name", "path", "target"))
+        if number >= _MAX_ENTRIES or size > _MAX_LIST_BYTES:
+            most = f"{_MAX_ENTRIES} entries" if number >= _MAX_ENTRIES else "8 MiB of names"
             raise Failure(
                 "invalid_argument",
-                f"more than {_MAX_ENTRIES} entries below {path!r}: ask for fewer levels, or list "
-                "them with a command",
+                f"more than {most} below {path!r}: ask for fewer levels, or list them with a "
+                "command",
             )
         yield entry
 

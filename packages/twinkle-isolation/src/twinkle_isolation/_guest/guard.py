@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from twinkle_isolation._guest import orphans
+from twinkle_isolation._guest import process_tree
 
 __all__ = ["INTERVAL_S", "DiskWatch", "Guard"]
 
@@ -78,7 +78,7 @@ class Guard:
         """Return the sandbox's processes, without the supervisor."""
         own = os.getpid()
         if not self.namespaces:
-            return orphans.descendants(own)
+            return process_tree.descendants(own)
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
 
     def memory(self, pids: list[int]) -> int:

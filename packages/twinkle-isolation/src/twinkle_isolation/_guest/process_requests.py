@@ -9,10 +9,11 @@ import signal
 import time
 from typing import Any, NoReturn
 
-from twinkle_isolation._guest import archive, linux, orphans, processes
+from twinkle_isolation._guest import archive, linux, processes
 from twinkle_isolation._guest.files import Failure, Paths
 from twinkle_isolation._guest.guard import INTERVAL_S, DiskWatch, Guard
 from twinkle_isolation._guest.outbox import Outbox
+from twinkle_isolation._guest.process_tree import ProcessTree
 from twinkle_isolation._guest.processes import Launch, Process
 from twinkle_isolation._guest.streams import Streams
 from twinkle_isolation._wire import Message
@@ -53,6 +54,7 @@ class ProcessRequests:
             namespaces=namespaces,
             disk=disk,
         )
+        self.tree = ProcessTree()
         self.processes: dict[int, Process] = {}
         self.by_pid: dict[int, Process] = {}
         self.guard_at: float | None = None
@@ -89,6 +91,7 @@ class ProcessRequests:
             if process.force_end_at is not None and process.force_end_at <= now:
                 self.end(process)
         if self.guard_at is not None and self.guard_at <= now:
+            self.look_at_tree()
             busy, killed = self.guard.check()
             for session, reason in killed.items():
                 process = self.by_pid.get(session)
@@ -98,19 +101,29 @@ class ProcessRequests:
 
     def reap(self) -> None:
         """Take note of the children that ended, adopted ones too."""
+        ended: list[Process] = []
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
-                    return
+                    break
                 process = self.by_pid.pop(pid, None)
                 if process is not None:
                     process.status = status
-                    self.streams.drop_stdin(process)
-                    if process.reason is not None or process.warm:
-                        # What left the killed group may hold the output open for ever.
-                        process.force_end_at = time.monotonic() + _END_GRACE_S
-                    self.end_if_done(process)
+                    ended.append(process)
+        # Of several that ended together it cannot be told whose their orphans are.
+        self.look_at_tree(adopted_from=ended[0].pid if len(ended) == 1 else None)
+        for process in ended:
+            self.streams.drop_stdin(process)
+            if process.reason is not None or process.warm:
+                # What left the killed group may hold the output open for ever.
+                process.force_end_at = time.monotonic() + _END_GRACE_S
+            self.end_if_done(process)
+
+    def look_at_tree(self, *, adopted_from: int | None = None) -> None:
+        """Note which processes came from which program."""
+        programs = (process.pid for process in self.processes.values())
+        self.tree.look(programs, adopted_from=adopted_from)
 
     # Starting and ending
 
@@ -184,13 +197,13 @@ class ProcessRequests:
         os._exit(0)
 
     def kill(self, process: Process, reason: str) -> None:
-        """Kill the program's group because of a limit."""
+        """Kill the program because of a limit: its group, and all that came from it."""
         process.reason = reason
+        if process.status is None:  # else it forks no more, and its number may be another's
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGSTOP)
+        self.tree.kill(process.pid, (p.pid for p in self.processes.values()))
         process.signal(signal.SIGKILL)
-        if not self.namespaces:
-            for pid in orphans.descendants(process.pid):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
         process.force_end_at = time.monotonic() + _END_GRACE_S
 
     def end_if_done(self, process: Process) -> None:

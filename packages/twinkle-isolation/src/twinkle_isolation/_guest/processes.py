@@ -60,7 +60,11 @@ class Launch:
 
     @contextlib.contextmanager
     def as_first_victim(self) -> Generator[None, None, None]:
-        """What is forked meanwhile goes first when memory ends; anybody may make that worse."""
+        """Let the kernel choose what is forked in this block first when memory ends.
+
+        Raising the value takes no privilege. Neither does lowering it to 0 again: this protects
+        against accidents, the memory limit protects against programs that do that.
+        """
         if self.badness is None:
             yield
             return

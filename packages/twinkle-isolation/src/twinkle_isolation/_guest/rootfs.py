@@ -7,6 +7,7 @@ directories into it, and pivots.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from typing import Any
@@ -40,7 +41,10 @@ _DIRECTORIES = (
     ("srv", 0o755),
     ("mnt", 0o755),
 )
-_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus")
+# The host has one number for all of these, so one sandbox may not take all.
+_MAX_TERMINALS = 64
+_MAX_INOTIFY_INSTANCES = 16
+_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "scsi", "acpi")
 
 
 def become_user(uid: int, gid: int) -> None:
@@ -156,13 +160,15 @@ def _mount_system(sandbox: dict[str, Any]) -> None:
         f"{dev}/pts",
         "devpts",
         linux.MS_NOSUID | linux.MS_NOEXEC,
-        "newinstance,ptmxmode=0666,mode=620",
+        f"newinstance,ptmxmode=0666,mode=620,max={_MAX_TERMINALS}",
     )
     proc = f"{ROOT_POINT}/proc"
     os.mkdir(proc)
     linux.mount("proc", proc, "proc", quiet)
     # Nobody in this sandbox makes another user namespace (and gains capabilities over it).
     _write(f"{proc}/sys/user/max_user_namespaces", b"0")
+    with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
+        _write(f"{proc}/sys/user/max_inotify_instances", b"%d" % _MAX_INOTIFY_INSTANCES)
     # Where the sandbox's user is the host's root, the kernel's switches would be its to turn.
     for name in _PROC_READ_ONLY:
         path = f"{proc}/{name}"

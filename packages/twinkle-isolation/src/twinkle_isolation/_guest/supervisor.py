@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from twinkle_isolation._guest import archive, linux, orphans
+from twinkle_isolation._guest import archive, linux, process_tree
 from twinkle_isolation._guest.file_requests import FileRequests
 from twinkle_isolation._guest.files import Failure, Paths
 from twinkle_isolation._guest.guard import DiskWatch
@@ -128,7 +128,7 @@ class Supervisor:
             pass
         finally:
             if not self.namespaces:
-                orphans.kill_descendants(os.getpid())
+                process_tree.kill_descendants(os.getpid())
             os._exit(0)
 
     def delay(self) -> float | None:

@@ -18,7 +18,7 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
-from twinkle_isolation._guest import linux, orphans, rootfs, warm
+from twinkle_isolation._guest import linux, process_tree, rootfs, warm
 from twinkle_isolation._guest.layout import JailLayout
 from twinkle_isolation._guest.seccomp import filter_for
 from twinkle_isolation._guest.supervisor import Supervisor
@@ -39,8 +39,18 @@ def main() -> None:
     if config["preload"]:
         warm.prepare(config["paths"], config["preload"])
     zygote = _Zygote(control, config)
+    if config["namespaces"]:
+        _import_no_more()
     control.send(json.dumps({"ready": True}).encode())
     zygote.serve()
+
+
+def _import_no_more() -> None:
+    """Take this package's directory off the search path: in a sandbox, programs may write there."""
+    sys.path.remove(sys.argv[2])
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "twinkle_isolation" and hasattr(module, "__path__"):
+            module.__path__ = []
 
 
 class _Zygote:
@@ -89,12 +99,12 @@ class _Zygote:
                 if pid in self.supervisors:
                     self.supervisors.discard(pid)
                     if not self.namespaces:
-                        orphans.kill_children(os.getpid(), spare=self.supervisors)
+                        process_tree.kill_children(os.getpid(), spare=self.supervisors)
 
     def close(self) -> NoReturn:
         """End every sandbox; with namespaces the kernel does it when this process ends."""
         if not self.namespaces:
-            orphans.kill_descendants(os.getpid())
+            process_tree.kill_descendants(os.getpid())
         os._exit(0)
 
     def on_term(self, number: int, frame: FrameType | None) -> None:
