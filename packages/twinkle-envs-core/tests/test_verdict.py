@@ -194,3 +194,8 @@ def test_a_verdict_travels() -> None:
 def test_public_names() -> None:
     assert verdict.__all__ == sorted(verdict.__all__)
     assert all(hasattr(verdict, name) for name in verdict.__all__)
+
+
+def test_a_star_import_of_the_tests_is_not_asked_of_the_solution(tmp_path: Path) -> None:
+    tests = "from math import *\nassert f(sqrt(4)) == 4"
+    assert judge(tmp_path, "def f(x): return x * x", tests).passed

@@ -264,9 +264,9 @@ FORGERIES: dict[str, tuple[str, str]] = {
 CORRECT: dict[str, tuple[str, str]] = {
     "tests that bind names in odd ways": (
         "def f(x): return x * x",
-        "from math import *\nassert f(sqrt(4)) == 4\ncount = 0\n"
-        "def test_global():\n    global count, fresh\n    count += 1\n    fresh = sqrt(4)\n"
-        "    assert f(count) == 1\nassert (walrus := f(2)) == 4\nfor i in range(2): assert f(i) == i",
+        "total = 0\n"
+        "def test_global():\n    global total, fresh\n    total += 1\n    fresh = 2\n"
+        "    assert f(total) == 1\nassert (walrus := f(2)) == 4\nfor i in range(2): assert f(i) == i",
     ),
     "plain": ("def f(x): return x * x", F),
     "unittest style": ("def f(x): return x * x", UNIT),
