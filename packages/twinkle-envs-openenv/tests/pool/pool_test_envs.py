@@ -46,6 +46,7 @@ class Lab(Env):
         self._log = None if log is None else Path(log)
         self._write(f"made {threading.get_ident()}")
         self._steps = 0
+        self._same = StepResult("same", 1.0)
         self._seen: dict[str, Any] = {}
         if fail:
             raise RuntimeError(fail)
@@ -79,6 +80,9 @@ class Lab(Env):
 
     def do_add(self, reward: float = 1.0, done: bool = False) -> StepResult:
         return StepResult(f"step {self._steps}", reward, done)
+
+    def do_same(self) -> StepResult:
+        return self._same
 
     def do_pid(self) -> StepResult:
         return StepResult(str(os.getpid()))

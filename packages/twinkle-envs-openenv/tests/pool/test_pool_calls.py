@@ -509,3 +509,9 @@ async def test_async_context_manager_closes(num_workers: int) -> None:
         await pool.areset(0)
     with pytest.raises(PoolError, match="closed"):
         await pool.astep(0, "add")
+
+
+def test_result_that_the_environment_returns_again_is_rewarded_again(pool: EnvPool) -> None:
+    pool.reset(0)
+    returns = [pool.step(0, "same").info["episode_reward"] for _ in range(3)]
+    assert returns == [1.0, 2.0, 3.0]

@@ -89,7 +89,9 @@ class Life:
         if "episode_reward" not in result.info:
             if result.error is None:
                 self._return_so_far += result.reward
-            result.info["episode_reward"] = self._return_so_far
+            # Into a copy: the environment may return the same result again.
+            info = {**result.info, "episode_reward": self._return_so_far}
+            result = StepResult(result.observation, result.reward, result.done, info)
         return result
 
 
