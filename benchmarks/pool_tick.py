@@ -42,6 +42,7 @@ def make_env(delay_s: float = 0.0) -> Any:
     class TickEnv(Env):
         def __init__(self) -> None:
             self._tick = Tick(delay_s)
+            self.instant = not delay_s
 
         def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
             answer = self._tick.step(arguments)

@@ -134,21 +134,21 @@ def test_64_leased_adapters_play_the_word_game(pool: EnvPool, words: list[str]) 
         assert episode["reward"] == pytest.approx(sum(episode["step_rewards"]))
         assert episode["eval_reward"] is None  # the game does not score
     assert sum(episode["reward"] > 1 for episode in played) > 55
-    assert pool.leases.num_free == 64
+    assert pool.num_free == 64
 
 
 def test_more_episodes_than_slots_wait_for_their_turn(pool: EnvPool, words: list[str]) -> None:
-    held = [pool.acquire() for _ in range(60)]
+    held = [pool.lease() for _ in range(60)]
     try:
         rollout: Any = APIMultiTurnRollout(
             Player(words), env_factory=lambda trajectory: pool.lease(), max_turns=8
         )
         played = rollout(prompts(40))
         assert {episode["stop_reason"] for episode in played} == {"env_done"}
-        assert pool.leases.num_free == 4
+        assert pool.num_free == 4
     finally:
-        for slot in held:
-            pool.release(slot)
+        for env in held:
+            env.close()
 
 
 class Slow(Env):

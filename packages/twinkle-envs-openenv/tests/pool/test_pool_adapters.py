@@ -112,7 +112,8 @@ def test_lease_hands_out_each_slot_once(make_pool: Callable[..., EnvPool]) -> No
 
 def test_leases_spread_over_the_workers(cluster: Any) -> None:
     with EnvPool(4, env_factory="pool_test_envs:Lab", num_workers=2) as pool:
-        assert {pool.acquire(), pool.acquire()} == {0, 2}
+        envs = [pool.lease(), pool.lease()]
+        assert {env.slot for env in envs} == {0, 2}
 
 
 def test_closed_lease_gives_its_slot_back(make_pool: Callable[..., EnvPool]) -> None:
@@ -137,7 +138,7 @@ def test_reset_of_a_lease_waits_for_a_slot(make_pool: Callable[..., EnvPool]) ->
     first.reset()
     with ThreadPoolExecutor(1) as threads:
         reset = threads.submit(second.reset)
-        while pool.leases.num_waiting < 1:
+        while pool.num_waiting < 1:
             assert not reset.done()
         first.close()
         assert reset.result(30).observation == "ready []"
@@ -151,7 +152,7 @@ def test_reset_of_a_lease_gives_up_at_its_limit(make_pool: Callable[..., EnvPool
             second.reset()
         assert caught.value.kind is ErrorKind.CAPACITY
         assert caught.value.retryable
-        assert pool.leases.num_waiting == 0
+        assert pool.num_waiting == 0
 
 
 async def test_async_lease_waits_without_blocking_the_loop(
@@ -166,7 +167,7 @@ async def test_async_lease_waits_without_blocking_the_loop(
             return (await env.astep("echo", {"text": str(number)})).observation
 
     assert await asyncio.gather(*map(episode, range(20))) == [str(n) for n in range(20)]
-    assert pool.leases.num_free == 2
+    assert pool.num_free == 2
 
 
 async def test_alease_holds_a_slot_on_return(make_pool: Callable[..., EnvPool]) -> None:
@@ -186,11 +187,11 @@ async def test_cancelled_waiter_leaves_the_queue(make_pool: Callable[..., EnvPoo
     first = pool.lease()
     waiting = asyncio.create_task(pool.alease())
     await asyncio.sleep(0.01)
-    assert pool.leases.num_waiting == 1
+    assert pool.num_waiting == 1
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert pool.leases.num_waiting == 0
+    assert pool.num_waiting == 0
     first.close()
     assert pool.lease().slot == 0
 
@@ -206,26 +207,26 @@ async def test_slot_that_meets_a_cancelled_waiter_is_not_lost(
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert pool.leases.num_free == 1
+    assert pool.num_free == 1
 
 
 def test_waiters_are_served_in_order(make_pool: Callable[..., EnvPool]) -> None:
     pool = make_pool(1)
-    slot = pool.acquire()
+    first = pool.lease()
     order: list[int] = []
 
     def wait(number: int) -> None:
-        taken = pool.acquire(30)
-        order.append(number)
-        pool.release(taken)
+        with pool.lease() as env:
+            env.reset()
+            order.append(number)
 
     with ThreadPoolExecutor(4) as threads:
         waiting: list[Any] = []
         for number in range(4):
             waiting.append(threads.submit(wait, number))
-            while pool.leases.num_waiting < number + 1:
+            while pool.num_waiting < number + 1:
                 pass
-        pool.release(slot)
+        first.close()
         for each in waiting:
             each.result(30)
     assert order == [0, 1, 2, 3]
@@ -236,21 +237,10 @@ def test_forgotten_lease_gives_its_slot_back(
 ) -> None:
     pool = make_pool(1)
     env = pool.lease()
-    assert pool.leases.num_free == 0
+    assert pool.num_free == 0
     del env
     gc.collect()
-    eventually(lambda: pool.leases.num_free == 1, "the slot is back")
-
-
-def test_acquire_and_release_by_hand(make_pool: Callable[..., EnvPool]) -> None:
-    pool = make_pool(2)
-    slots = {pool.acquire(), pool.acquire()}
-    assert slots == {0, 1}
-    with pytest.raises(PoolError, match="no slot became free"):
-        pool.acquire(0.05)
-    pool.release(1)
-    pool.release(1)  # not taken any more: nothing happens
-    assert pool.acquire(0.05) == 1
+    eventually(lambda: pool.num_free == 1, "the slot is back")
 
 
 def test_adapters_and_leases_do_not_share_slots(make_pool: Callable[..., EnvPool]) -> None:
@@ -268,16 +258,17 @@ def test_adapters_and_leases_do_not_share_slots(make_pool: Callable[..., EnvPool
     for env in leased:
         env.close()
     pool.get_adapters(4)
-    with pytest.raises(PoolError, match="given out by get_adapters"):
-        pool.acquire()
+    with pool.lease() as env, pytest.raises(PoolError, match="given out by get_adapters"):
+        env.reset()
 
 
 def test_close_of_the_pool_wakes_everybody_who_waits(make_pool: Callable[..., EnvPool]) -> None:
     pool = make_pool(1)
-    pool.acquire()
+    first, second = pool.lease(), pool.lease()
+    assert first.slot == 0
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(pool.acquire)
-        while pool.leases.num_waiting < 1:
+        waiting = threads.submit(second.reset)
+        while pool.num_waiting < 1:
             assert not waiting.done()
         pool.close()
         with pytest.raises(PoolError, match="closed"):
@@ -290,7 +281,7 @@ def test_lease_survives_a_failing_reset(make_pool: Callable[..., EnvPool]) -> No
         with pytest.raises(EnvError, match="refused"):
             env.reset({"user_data": {"refuse": True}})
         assert env.reset().observation == "ready []"
-    assert pool.leases.num_free == 1
+    assert pool.num_free == 1
 
 
 async def test_cancelled_step_of_a_lease_does_not_disturb_the_next(

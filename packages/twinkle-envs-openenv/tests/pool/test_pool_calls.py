@@ -103,7 +103,6 @@ def test_unknown_slot_is_an_index_error(pool: EnvPool, slot: int) -> None:
         lambda: pool.step(slot, "add"),
         lambda: pool.reset_batch([0, slot]),
         lambda: pool.step_batch([slot], ["add"], NOTHING),
-        lambda: pool.release(slot),
     ):
         with pytest.raises(IndexError, match=rf"slot {slot} is outside this pool: pool_size=8"):
             call()
@@ -484,7 +483,6 @@ def test_closed_pool_refuses_everything(make_pool: Callable[..., EnvPool]) -> No
         lambda: pool.reset(0),
         pool.stats,
         pool.lease,
-        pool.acquire,
     ):
         with pytest.raises(PoolError, match="closed"):
             call()
@@ -511,7 +509,28 @@ async def test_async_context_manager_closes(num_workers: int) -> None:
         await pool.astep(0, "add")
 
 
+def test_batch_of_nothing(pool: EnvPool) -> None:
+    assert pool.reset_batch([]) == []
+    assert pool.step_batch([], [], []) == []
+    assert pool.step_batch([], [], [], min_results=0) == []
+
+
 def test_result_that_the_environment_returns_again_is_rewarded_again(pool: EnvPool) -> None:
     pool.reset(0)
     returns = [pool.step(0, "same").info["episode_reward"] for _ in range(3)]
     assert returns == [1.0, 2.0, 3.0]
+
+
+def test_stats_get_through_while_all_threads_of_ray_wait(cluster: Any, gate: Any) -> None:
+    options = {"max_concurrency": 2, "concurrency_groups": {"other": 1}}
+    with (
+        EnvPool(2, env_factory="pool_test_envs:Lab", num_workers=1, worker_options=options) as pool,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        pool.reset_batch(range(2))
+        calls = [threads.submit(pool.step, slot, "wait", {"gate": gate.path}) for slot in range(2)]
+        gate.await_waiting(2)
+        (stats,) = pool.stats()
+        assert (stats.alive, stats.busy) == (True, 2)
+        gate.open()
+        assert [call.result(30).observation for call in calls] == ["passed"] * 2

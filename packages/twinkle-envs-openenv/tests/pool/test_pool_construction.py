@@ -12,7 +12,7 @@ import pytest
 
 from twinkle_agentic.envs.errors import PoolError
 from twinkle_agentic.envs.openenv.pool import EnvPool
-from twinkle_agentic.envs.openenv.pool.start import cut_into_shards
+from twinkle_agentic.envs.openenv.pool._start import cut_into_shards
 
 NOTHING: list[dict[str, Any]] = [{}]  # arguments of one step
 

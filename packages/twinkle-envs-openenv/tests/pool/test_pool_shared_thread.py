@@ -25,6 +25,23 @@ def test_all_slots_of_a_worker_share_one_thread(
     assert sum(verb == "closed" for _, _, verb, _ in lines) == 6
 
 
+def test_environments_that_say_they_are_instant_share_one_thread(
+    make_pool: Callable[..., EnvPool], tmp_path: Path
+) -> None:
+    for name, threads in (("InstantLab", 1), ("Lab", 6)):
+        log = tmp_path / name
+        env_factory = f"pool_test_envs:{name}"
+        pool = make_pool(6, env_factory=env_factory, env_kwargs={"log": str(log)})
+        pool.reset_batch(range(6))
+        steps = pool.step_batch(range(6), ["add"] * 6, NOTHING * 6)
+        assert [step.observation for step in steps] == ["step 1"] * 6
+        pool.close()
+        lines = [line.split() for line in log.read_text().splitlines()]
+        assert len({(pid, thread) for pid, _, _, thread in lines}) == threads
+        assert sum(verb == "made" for _, _, verb, _ in lines) == 6
+        assert sum(verb == "closed" for _, _, verb, _ in lines) == 6
+
+
 def test_results_and_failures_are_those_of_each_slot(make_pool: Callable[..., EnvPool]) -> None:
     pool = make_pool(4, slot_threads=False)
     pool.reset_batch(range(4))

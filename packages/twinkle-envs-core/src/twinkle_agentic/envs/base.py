@@ -38,9 +38,12 @@ class Env(ABC):
             the episode without a reward. So do errors of `twinkle_agentic.envs.errors`,
             `TimeoutError`, `ConnectionError` and whatever is no `Exception`. Any other exception is
             a failed step: the model sees `Error: ...`, and the episode goes on.
+        instant: Whether a step takes microseconds and never waits: an `EnvPool` then runs many such
+            envs in one thread.
     """
 
     fatal_errors: tuple[type[BaseException], ...] = ()
+    instant: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from twinkle_agentic.envs.openenv.pool.adapter import EnvPoolAdapter
-from twinkle_agentic.envs.openenv.pool.env_pool import EnvPool
-from twinkle_agentic.envs.openenv.pool.stats import WorkerStats
+from twinkle_agentic.envs.openenv.pool._adapter import EnvPoolAdapter
+from twinkle_agentic.envs.openenv.pool._pool import EnvPool
+from twinkle_agentic.envs.openenv.pool._stats import WorkerStats
 
 __all__ = ["EnvPool", "EnvPoolAdapter", "WorkerStats"]

@@ -1,40 +1,50 @@
-"""One environment of a slot, from its making to its end."""
+"""One environment of a slot: made on first use, stepped, closed."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twinkle_agentic._aio.bounded import finish
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
-from twinkle_agentic.envs.openenv.pool.wire import Failure, Op, failure_of
+from twinkle_agentic.envs.openenv.pool._messages import Failure, Op, StepFields, failure_of
 
-__all__ = ["Life"]
+if TYPE_CHECKING:
+    from twinkle_agentic.envs.openenv.pool._slots import SlotThread
+
+__all__ = ["EnvInstance"]
 
 logger = logging.getLogger(__name__)
 
 
-class Life:
-    """An environment that is made on first use and forgets its episode when it fails.
+class EnvInstance:
+    """An environment and its running episode; a failed step or reset ends the episode.
 
     Args:
-        make_env: Makes the environment; called where `run` is.
+        make_env: Makes the environment; called on first use.
+        thread: Where it is made, used and closed.
         lost: Why there is no episode from the start.
 
     Attributes:
         in_episode: An episode can be stepped.
-        lost: Why the episode of before is lost; stays until a reset.
+        lost: Why the last episode was lost; stays until a reset.
+        retired: Another instance has taken its place: to be closed.
     """
 
-    __slots__ = ("_env", "_make_env", "_return_so_far", "in_episode", "lost")
+    __slots__ = ("_env", "_make_env", "_return_so_far", "in_episode", "lost", "retired", "thread")
 
-    def __init__(self, make_env: Callable[[], Env], lost: Failure | None = None) -> None:
+    def __init__(
+        self, make_env: Callable[[], Env], thread: SlotThread, lost: Failure | None = None
+    ) -> None:
         self._make_env = make_env
         self._env: Env | None = None
         self._return_so_far = 0.0
         self.in_episode = False
         self.lost = lost
+        self.retired = False
+        self.thread = thread
+        thread.instances.add(self)
 
     def run(self, op: Op, slot: int, args: tuple[Any, ...]) -> object:
         """Do what was asked; whatever is raised is returned as a `Failure`."""
@@ -46,9 +56,8 @@ class Life:
             if op == "reset":
                 return self._reset(*args)
             if op == "make":
-                env = self._made()
-                return {"tools": _tools_or_none(env), "scores": overrides_evaluate(env)}
-            return _called(self._made(), op, *args[0], **args[1])
+                return self._describe()
+            return _call(self._made(), op, *args[0], **args[1])
         except BaseException as error:
             failure = failure_of(error, f"slot {slot}: {op}")
             if op in ("step", "reset"):
@@ -56,13 +65,18 @@ class Life:
                 self.lost = failure
             return failure
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether the environment says that its steps take no time."""
+        return self._env is not None and self._env.instant is True
+
     def dispose(self) -> None:
         """Close the environment; the next use makes a new one."""
         env, self._env = self._env, None
         if env is None:
             return
         try:
-            _called(env, "close")
+            _call(env, "close")
         except BaseException as error:
             logger.warning("closing an environment failed: %r", error)
 
@@ -71,13 +85,17 @@ class Life:
             self._env = self._make_env()
         return self._env
 
+    def _describe(self) -> dict[str, Any]:
+        env = self._made()
+        return {"tools": _tools_or_none(env), "scores": overrides_evaluate(env)}
+
     def _reset(self, trajectory: Any, want_tools: bool) -> object:
         self.in_episode = False
         if self.lost is not None:
             self.dispose()
         self.lost = None
         env = self._made()
-        result = _checked(_called(env, "reset", trajectory), "reset")
+        result = _checked(_call(env, "reset", trajectory), "reset")
         self.in_episode = True
         self._return_so_far = 0.0
         return (result, _tools_or_none(env)) if want_tools else result
@@ -86,24 +104,25 @@ class Life:
         if not self.in_episode or self._env is None:
             return Failure(text=f"slot {slot}: no episode is running; reset the slot first")
         result = _checked(self._env.step(tool_name, arguments), "step")
-        if "episode_reward" not in result.info:
-            if result.error is None:
+        info = result.info
+        if "episode_reward" not in info:
+            if not info.get("error"):
                 self._return_so_far += result.reward
             # Into a copy: the environment may return the same result again.
-            info = {**result.info, "episode_reward": self._return_so_far}
-            result = StepResult(result.observation, result.reward, result.done, info)
-        return result
+            info = {**info, "episode_reward": self._return_so_far}
+        return StepFields(result.observation, result.reward, result.done, info)
 
 
 def _checked(value: Any, op: str) -> StepResult:
     """Put right what an env returned; raise where it is no result at all."""
-    result = as_step_result(value)
-    if isinstance(value, type) or not hasattr(value, "observation"):
+    if type(value) is not StepResult and (
+        isinstance(value, type) or not hasattr(value, "observation")
+    ):
         raise TypeError(f"{op} must return a StepResult, found {value!r}")
-    return result
+    return as_step_result(value)
 
 
-def _called(env: Env, name: str, *args: Any, **kwargs: Any) -> Any:
+def _call(env: Env, name: str, *args: Any, **kwargs: Any) -> Any:
     """Call a method, or its async twin where an env has only that one of its own."""
     cls, twin = type(env), f"a{name}"
     inherited = getattr(cls, name) is getattr(Env, name)
@@ -115,5 +134,5 @@ def _called(env: Env, name: str, *args: Any, **kwargs: Any) -> Any:
 def _tools_or_none(env: Env) -> list[Any] | None:
     try:
         return list(env.tools())
-    except Exception:  # asked again, and reported, when somebody needs them
+    except Exception:  # asked again, and reported, when they are needed
         return None

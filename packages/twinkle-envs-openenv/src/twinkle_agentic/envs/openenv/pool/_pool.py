@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, overload
 
 from twinkle_agentic._aio.limits import check_count, check_limit
 from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import StepResult
-from twinkle_agentic.envs.openenv.pool.adapter import EnvPoolAdapter, ScoringAdapter
-from twinkle_agentic.envs.openenv.pool.at_exit import close_at_exit
-from twinkle_agentic.envs.openenv.pool.batch_calls import BatchCalls
-from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
-from twinkle_agentic.envs.openenv.pool.factory import EnvFactory
-from twinkle_agentic.envs.openenv.pool.lease import Leases
-from twinkle_agentic.envs.openenv.pool.requests import RequestMaker
-from twinkle_agentic.envs.openenv.pool.start import cut_into_shards, start_workers
-from twinkle_agentic.envs.openenv.pool.stats import WorkerStats, collect_stats
-from twinkle_agentic.envs.openenv.pool.stragglers import Stragglers
-from twinkle_agentic.envs.openenv.pool.wire import as_result, value_or_raise
+from twinkle_agentic.envs.errors import PoolError
+from twinkle_agentic.envs.openenv.pool._adapter import EnvPoolAdapter, ScoringAdapter
+from twinkle_agentic.envs.openenv.pool._at_exit import close_at_exit
+from twinkle_agentic.envs.openenv.pool._driver import SlotDriver
+from twinkle_agentic.envs.openenv.pool._factory import EnvFactory
+from twinkle_agentic.envs.openenv.pool._late_steps import LateSteps
+from twinkle_agentic.envs.openenv.pool._leases import Leases
+from twinkle_agentic.envs.openenv.pool._messages import (
+    SlotRequest,
+    as_result,
+    pack_requests,
+    value_or_raise,
+)
+from twinkle_agentic.envs.openenv.pool._start import cut_into_shards, start_workers
+from twinkle_agentic.envs.openenv.pool._stats import WorkerStats, collect_stats
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -40,17 +45,17 @@ class HasWorldSize(Protocol):
         ...
 
 
-class EnvPool(BatchCalls):
+class EnvPool:
     """Holds `pool_size` environments, sharded over workers.
 
     A shard has `ceil(pool_size / workers)` slots, the last one what is left. Each environment is
-    made, stepped and closed in one thread of its own (`slot_threads`), so the slots of a worker run
-    side by side. A slot call is one RPC to the owner of the slot, a batch one RPC per owner. A slot
-    that fails, hangs or loses its worker fails alone: its results say so (`done=True`,
-    `info["error"]`, `info["error_kind"]`) until its next `reset`, which gives it a new environment;
-    Ray restarts a worker that died. Thread-safe, one caller per slot at a time; not picklable.
-    Close it, or use it in `with`. For a rollout: `env_factory=lambda trajectory: pool.lease()`, and
-    `"tools": "auto"` among `env_kwargs`.
+    made, stepped and closed in one thread, its own unless it is instant (`slot_threads`), so the
+    slots of a worker run side by side. A slot call is one RPC to the owner of the slot, a batch one
+    RPC per owner. A slot that fails, hangs or loses its worker fails alone: its results say so
+    (`done=True`, `info["error"]`, `info["error_kind"]`) until its next `reset`, which gives it a
+    new environment; Ray restarts a worker that died. Thread-safe, one caller per slot at a time;
+    not picklable. Close it, or use it in `with`. For a rollout: `env_factory=lambda trajectory:
+    pool.lease()`, and `"tools": "auto"` among `env_kwargs`.
 
     Args:
         pool_size: Number of slots.
@@ -66,6 +71,7 @@ class EnvPool(BatchCalls):
         slot_threads: Give each slot a thread of its own. False runs all slots of a worker in one
             thread, which saves a thread switch per step where environments answer in microseconds;
             a slow one then holds up its neighbours, and one that hangs takes their episodes along.
+            By default, as `Env.instant` of the first environment says.
         num_cpus: CPUs that each worker reserves in Ray. Small by default, for environments that
             mostly wait.
         worker_options: Ray actor options (`resources`, `runtime_env`, `scheduling_strategy`, ...),
@@ -76,7 +82,7 @@ class EnvPool(BatchCalls):
             other clusters alone: `{"address": "local"}`.
         step_timeout_s: Seconds a step may take; then the slot is lost.
         reset_timeout_s: Seconds a reset may take, the restart of its worker included.
-        lease_timeout_s: Seconds `lease` and `acquire` wait for a free slot.
+        lease_timeout_s: Seconds a leased env waits for a free slot.
         start_timeout_s: Seconds the workers may take to start and make their first environment;
             importing `openenv` alone takes each of them nine seconds of CPU.
         close_timeout_s: Seconds the environments may take to close.
@@ -84,7 +90,7 @@ class EnvPool(BatchCalls):
     Attributes:
         pool_size: Number of slots.
         num_workers: Number of Ray workers, 0 without Ray.
-        leases: The free slots (`num_free`) and the callers that wait for one (`num_waiting`).
+        lease_timeout_s: As above.
 
     Raises:
         ValueError: A size or limit is out of range, or mesh and `num_workers` disagree.
@@ -107,7 +113,7 @@ class EnvPool(BatchCalls):
         *,
         num_workers: int | None = None,
         env_factory: EnvFactory | None = None,
-        slot_threads: bool = True,
+        slot_threads: bool | None = None,
         num_cpus: float = 0.1,
         worker_options: Mapping[str, Any] | None = None,
         ray_options: Mapping[str, Any] | None = None,
@@ -132,7 +138,7 @@ class EnvPool(BatchCalls):
         self.num_workers = world_size and len(shards)
         self.lease_timeout_s = lease_timeout_s
         self._close_timeout_s = close_timeout_s
-        workers, self._first_env = start_workers(
+        backend, first_env = start_workers(
             shards,
             local=not world_size,
             env_factory=env_factory,
@@ -143,21 +149,17 @@ class EnvPool(BatchCalls):
             ray_options=ray_options or {},
             timeout_s=start_timeout_s,
         )
-        driver = SlotDriver(workers)
-        stragglers = Stragglers(driver)
-        requests = RequestMaker(
-            pool_size,
-            driver,
-            stragglers,
+        self._driver = SlotDriver(
+            backend,
+            first_env,
             step_timeout_s=step_timeout_s,
             reset_timeout_s=reset_timeout_s,
         )
-        super().__init__(driver, stragglers, requests)
+        self._late = LateSteps(self._driver)
         # Neighbours in the queue belong to different workers, so that few episodes use all of them.
         order = sorted(range(pool_size), key=lambda slot: slot % len(shards[0]))
-        self.leases = Leases(order)
+        self._leases = Leases(order)
         self._close_lock = threading.Lock()
-        self._closed = False
         close_at_exit(self)
 
     def reset(
@@ -184,7 +186,7 @@ class EnvPool(BatchCalls):
             WorkerLostError: Its worker died and was not back within `reset_timeout_s`.
             PoolError: The pool is closed.
         """
-        request = self._requests.reset(idx, trajectory, seed, reset_kwargs)
+        request = self._reset_request(idx, trajectory, seed, reset_kwargs)
         return value_or_raise(self._driver.call(request))
 
     async def areset(
@@ -196,7 +198,7 @@ class EnvPool(BatchCalls):
         **reset_kwargs: Any,
     ) -> StepResult:
         """Start a new episode without blocking the event loop; as `reset`."""
-        request = self._requests.reset(idx, trajectory, seed, reset_kwargs)
+        request = self._reset_request(idx, trajectory, seed, reset_kwargs)
         return value_or_raise(await self._driver.acall(request))
 
     def step(
@@ -215,13 +217,172 @@ class EnvPool(BatchCalls):
             PoolError: The pool is closed, or a step of the slot was left running and is not
                 collected.
         """
-        return as_result(self._driver.call(self._requests.step(idx, tool_name, arguments)))
+        return as_result(self._driver.call(self._step_request(idx, tool_name, arguments)))
 
     async def astep(
         self, idx: int, tool_name: str, arguments: Mapping[str, Any] | None = None
     ) -> StepResult:
         """Run one action without blocking the event loop; as `step`."""
-        return as_result(await self._driver.acall(self._requests.step(idx, tool_name, arguments)))
+        return as_result(await self._driver.acall(self._step_request(idx, tool_name, arguments)))
+
+    def reset_batch(
+        self,
+        indices: Sequence[int],
+        trajectories: Sequence[Trajectory | None] | None = None,
+        *,
+        seeds: Sequence[int | None] | None = None,
+        **reset_kwargs: Any,
+    ) -> list[StepResult]:
+        """Start new episodes in many slots, one RPC per worker.
+
+        Args:
+            indices: Slots, each once.
+            trajectories: One per slot.
+            seeds: One per slot.
+            **reset_kwargs: For all of them.
+
+        Returns:
+            Results in the order of `indices`; a slot that failed says so in `info["error"]`.
+
+        Raises:
+            IndexError: No such slot.
+            ValueError: A slot occurs twice, or the lists differ in length.
+            PoolError: The pool is closed.
+        """
+        requests = self._reset_requests(indices, trajectories, seeds, reset_kwargs)
+        return [as_result(value) for value in self._driver.run(requests)]
+
+    async def areset_batch(
+        self,
+        indices: Sequence[int],
+        trajectories: Sequence[Trajectory | None] | None = None,
+        *,
+        seeds: Sequence[int | None] | None = None,
+        **reset_kwargs: Any,
+    ) -> list[StepResult]:
+        """Start new episodes without blocking the event loop; as `reset_batch`."""
+        requests = self._reset_requests(indices, trajectories, seeds, reset_kwargs)
+        return [as_result(value) for value in await self._driver.arun(requests)]
+
+    @overload
+    def step_batch(
+        self,
+        indices: Sequence[int],
+        tool_names: Sequence[str],
+        arguments_list: Sequence[Mapping[str, Any]],
+        *,
+        min_results: None = None,
+    ) -> list[StepResult]: ...
+    @overload
+    def step_batch(
+        self,
+        indices: Sequence[int],
+        tool_names: Sequence[str],
+        arguments_list: Sequence[Mapping[str, Any]],
+        *,
+        min_results: int,
+    ) -> list[StepResult | None]: ...
+    def step_batch(
+        self,
+        indices: Sequence[int],
+        tool_names: Sequence[str],
+        arguments_list: Sequence[Mapping[str, Any]],
+        *,
+        min_results: int | None = None,
+    ) -> list[StepResult] | list[StepResult | None]:
+        """Run one action in each of many slots, side by side, one RPC per worker.
+
+        Args:
+            indices: Slots, each once.
+            tool_names: One per slot.
+            arguments_list: One per slot.
+            min_results: Return as soon as this many are done; the others run on, and `collect`
+                gives their results. A worker then answers as its slots finish, in more than one
+                RPC.
+
+        Returns:
+            Results in the order of `indices`; with `min_results`, `None` for a slot that still
+            runs.
+
+        Raises:
+            IndexError: No such slot.
+            ValueError: A slot occurs twice, the lists differ in length, or `min_results` is out of
+                range.
+            TypeError: Arguments cannot be pickled; nothing was stepped.
+            PoolError: The pool is closed, or a step left running earlier is not collected.
+        """
+        if min_results is None:
+            requests = self._step_requests(indices, tool_names, arguments_list)
+            return [as_result(value) for value in self._driver.run(requests)]
+        return run_sync(
+            self.astep_batch(indices, tool_names, arguments_list, min_results=min_results)
+        )
+
+    @overload
+    async def astep_batch(
+        self,
+        indices: Sequence[int],
+        tool_names: Sequence[str],
+        arguments_list: Sequence[Mapping[str, Any]],
+        *,
+        min_results: None = None,
+    ) -> list[StepResult]: ...
+    @overload
+    async def astep_batch(
+        self,
+        indices: Sequence[int],
+        tool_names: Sequence[str],
+        arguments_list: Sequence[Mapping[str, Any]],
+        *,
+        min_results: int,
+    ) -> list[StepResult | None]: ...
+    async def astep_batch(
+        self,
+        indices: Sequence[int],
+        tool_names: Sequence[str],
+        arguments_list: Sequence[Mapping[str, Any]],
+        *,
+        min_results: int | None = None,
+    ) -> list[StepResult] | list[StepResult | None]:
+        """Run one action in each of many slots without blocking the event loop; as `step_batch`."""
+        requests = self._step_requests(indices, tool_names, arguments_list)
+        if min_results is None:
+            return [as_result(value) for value in await self._driver.arun(requests)]
+        if not 0 <= min_results <= len(requests):
+            raise ValueError(
+                f"min_results={min_results} is out of range for a batch of {len(requests)}"
+            )
+        pack_requests(requests)  # bad arguments must not leave half a batch running
+        values = await self._late.first(requests, min_results)
+        return [None if value is None else as_result(value) for value in values]
+
+    def collect(
+        self, min_results: int | None = None, *, timeout_s: float | None = None
+    ) -> dict[int, StepResult]:
+        """Take the results of steps that a `step_batch(..., min_results=...)` left running.
+
+        Args:
+            min_results: Return as soon as this many are there; by default wait for all. 0 does not
+                wait.
+            timeout_s: Seconds to wait at most; each step is bounded by `step_timeout_s` anyway.
+
+        Returns:
+            Slot -> result, in the order of arrival; fewer than asked for where no more run or the
+            time is up.
+
+        Raises:
+            ValueError: `timeout_s` is no limit, or `min_results` no number of results.
+        """
+        return run_sync(self.acollect(min_results, timeout_s=timeout_s))
+
+    async def acollect(
+        self, min_results: int | None = None, *, timeout_s: float | None = None
+    ) -> dict[int, StepResult]:
+        """Take late results without blocking the event loop; as `collect`."""
+        check_limit("timeout_s", timeout_s, allow_zero=True, allow_none=True)
+        check_count("min_results", min_results, at_least=0, allow_none=True)
+        late = await self._late.collect(min_results, timeout_s)
+        return {slot: as_result(value) for slot, value in late.items()}
 
     def get_adapters(self, n: int) -> list[EnvPoolAdapter]:
         """Wrap the first `n` slots as plain envs; `lease` leaves them alone from now on.
@@ -234,7 +395,7 @@ class EnvPool(BatchCalls):
             raise ValueError(
                 f"{n} adapters were asked for, but the pool has {self.pool_size} slots"
             )
-        self.leases.pin(range(n))
+        self._leases.pin(range(n))
         return [self._adapter(slot) for slot in range(n)]
 
     def lease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
@@ -252,7 +413,7 @@ class EnvPool(BatchCalls):
             ValueError: `timeout_s` is no limit.
         """
         check_limit("timeout_s", timeout_s, allow_zero=True, allow_none=True)
-        return self._adapter(None, lease_timeout_s=timeout_s)
+        return self._adapter(None, timeout_s=timeout_s)
 
     async def alease(self, *, timeout_s: float | None = None) -> EnvPoolAdapter:
         """Lend a slot as `lease` does, waiting for a free one before it returns.
@@ -266,21 +427,15 @@ class EnvPool(BatchCalls):
         await adapter.aacquire()
         return adapter
 
-    def acquire(self, timeout_s: float | None = None) -> int:
-        """Take a free slot, waiting for one up to `timeout_s` seconds, by default the pool's limit.
+    @property
+    def num_free(self) -> int:
+        """Slots that are neither leased nor given out by `get_adapters`."""
+        return self._leases.num_free
 
-        Raises:
-            PoolError: No slot became free in time (`kind` is `capacity`), or the pool is closed.
-        """
-        return self.leases.acquire(self.lease_timeout_s if timeout_s is None else timeout_s)
-
-    async def aacquire(self, timeout_s: float | None = None) -> int:
-        """Take a free slot without blocking the event loop; as `acquire`."""
-        return await self.leases.aacquire(self.lease_timeout_s if timeout_s is None else timeout_s)
-
-    def release(self, slot: int) -> None:
-        """Give back a slot taken with `acquire`; a slot that is not taken is left alone."""
-        self.leases.release(self._requests.checked(slot))
+    @property
+    def num_waiting(self) -> int:
+        """Leased envs that wait for a slot."""
+        return self._leases.num_waiting
 
     def tools(self, idx: int | None = None) -> list[ToolInfo]:
         """Return the tool definitions of a slot; without `idx` those of the first environment made.
@@ -288,36 +443,19 @@ class EnvPool(BatchCalls):
         Raises:
             TwinkleEnvError: The environment raised, did not answer in time, or is lost.
         """
-        first = self._first_env.tools
-        if first is not None and (idx is None or idx not in self._driver.episodes):
-            return list(first)
-        return list(value_or_raise(self._driver.call(self._requests.tools(idx or 0))))
+        return self._driver.tools(idx)
 
     def evaluate(self, idx: int, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
         """Score finished trajectories with the environment of a slot; raises as `tools`."""
-        request = self._requests.evaluate(idx, trajectories, kwargs)
+        request = self._driver.evaluate_request(idx, trajectories, kwargs)
         return list(value_or_raise(self._driver.call(request)))
 
     async def aevaluate(
         self, idx: int, trajectories: Sequence[Trajectory], **kwargs: Any
     ) -> list[float]:
         """Score finished trajectories without blocking the event loop; as `evaluate`."""
-        request = self._requests.evaluate(idx, trajectories, kwargs)
+        request = self._driver.evaluate_request(idx, trajectories, kwargs)
         return list(value_or_raise(await self._driver.acall(request)))
-
-    def reset_with_tools(
-        self, idx: int, trajectory: Trajectory | None
-    ) -> tuple[StepResult, list[ToolInfo] | None]:
-        """Reset a slot and learn its tools in one RPC, `None` where it cannot tell; as `reset`."""
-        request = self._requests.reset(idx, trajectory, want_tools=True)
-        return value_or_raise(self._driver.call(request))
-
-    async def areset_with_tools(
-        self, idx: int, trajectory: Trajectory | None
-    ) -> tuple[StepResult, list[ToolInfo] | None]:
-        """Reset a slot and learn its tools without blocking the event loop."""
-        request = self._requests.reset(idx, trajectory, want_tools=True)
-        return value_or_raise(await self._driver.acall(request))
 
     def stats(self) -> list[WorkerStats]:
         """Return the figures of all workers; one that gives none within 5 s shows as not alive.
@@ -329,40 +467,101 @@ class EnvPool(BatchCalls):
 
     async def astats(self) -> list[WorkerStats]:
         """Return the figures of all workers without blocking the event loop; as `stats`."""
-        self._requests.check_open()
+        self._driver.check_open()
         return await collect_stats(self._driver)
 
     def close(self) -> None:
         """Close all environments, within `close_timeout_s`, and end the workers; idempotent."""
         if self._first_to_close():
             run_sync(self._close_envs())
-            self._driver.workers.shut_down()
+            self._driver.backend.shut_down()
 
     async def aclose(self) -> None:
         """Close everything without blocking the event loop; as `close`."""
         if self._first_to_close():
             await self._close_envs()
-            await run_blocking(self._driver.workers.shut_down)
+            await run_blocking(self._driver.backend.shut_down)
 
-    def _adapter(self, slot: int | None, **kwargs: Any) -> EnvPoolAdapter:
-        kind = ScoringAdapter if self._first_env.scores else EnvPoolAdapter
-        return kind(self, slot, **kwargs)
+    def _adapter(self, slot: int | None, *, timeout_s: float | None = None) -> EnvPoolAdapter:
+        kind = ScoringAdapter if self._driver.first_env.scores else EnvPoolAdapter
+        limit_s = self.lease_timeout_s if timeout_s is None else timeout_s
+        return kind(self._driver, self._leases, slot, lease_timeout_s=limit_s)
+
+    def _reset_request(
+        self,
+        slot: int,
+        trajectory: Trajectory | None,
+        seed: int | None,
+        reset_kwargs: Mapping[str, Any],
+    ) -> SlotRequest:
+        request = self._driver.reset_request(slot, trajectory, seed, reset_kwargs)
+        self._late.forget(request.slot)
+        return request
+
+    def _step_request(
+        self, slot: int, tool_name: str, arguments: Mapping[str, Any] | None
+    ) -> SlotRequest:
+        if slot in self._late:
+            raise PoolError(
+                f"slot {slot} has a step from an earlier batch whose result was not collected: "
+                "call collect(), or reset the slot"
+            )
+        return self._driver.step_request(slot, tool_name, arguments)
+
+    def _reset_requests(
+        self,
+        slots: Sequence[int],
+        trajectories: Sequence[Trajectory | None] | None,
+        seeds: Sequence[int | None] | None,
+        reset_kwargs: Mapping[str, Any],
+    ) -> list[SlotRequest]:
+        self._check_batch(slots, trajectories=trajectories, seeds=seeds)
+        return [
+            self._reset_request(
+                slot,
+                None if trajectories is None else trajectories[position],
+                None if seeds is None else seeds[position],
+                reset_kwargs,
+            )
+            for position, slot in enumerate(slots)
+        ]
+
+    def _step_requests(
+        self,
+        slots: Sequence[int],
+        tool_names: Sequence[str],
+        arguments_list: Sequence[Mapping[str, Any]],
+    ) -> list[SlotRequest]:
+        self._check_batch(slots, tool_names=tool_names, arguments_list=arguments_list)
+        return list(map(self._step_request, slots, tool_names, arguments_list))
+
+    def _check_batch(self, slots: Sequence[int], **lists: Sequence[Any] | None) -> None:
+        checked = [self._driver.checked(slot) for slot in slots]
+        for name, values in lists.items():
+            if isinstance(values, str):
+                raise ValueError(f"{name} must hold one entry per slot, found the text {values!r}")
+            if values is not None and len(values) != len(checked):
+                raise ValueError(
+                    f"{name} has {len(values)} entries for {len(checked)} indices: one per slot"
+                )
+        if len(set(checked)) < len(checked):
+            twice = sorted(slot for slot, count in Counter(checked).items() if count > 1)
+            raise ValueError(f"indices must name each slot once, found {twice} more than once")
 
     def _first_to_close(self) -> bool:
         with self._close_lock:
-            first, self._closed = not self._closed, True
+            first, self._driver.closed = not self._driver.closed, True
         if first:
-            self._requests.close()
-            self.leases.close()
+            self._leases.close()
         return first
 
     async def _close_envs(self) -> None:
         limit_s = self._close_timeout_s
-        workers = self._driver.workers
+        backend = self._driver.backend
         left = await asyncio.gather(
             *(
-                workers.acall(worker, "close", limit_s, limit_s + 1.0)
-                for worker in range(len(workers.shards))
+                backend.acall(worker, "close", limit_s, limit_s + 1.0)
+                for worker in range(len(backend.shards))
             ),
             return_exceptions=True,  # a dead or stuck worker has nothing to close any more
         )

@@ -1,6 +1,6 @@
-"""What crosses between the pool and its workers: pickled plain data, one blob per slot call.
+"""What the driver and the workers send each other: one pickle of plain data per call.
 
-The driver has neither the environment package nor its exception classes, so objects of foreign
+The driver has neither the environment package nor its exception classes, so objects of other
 classes arrive as plain data: models and dataclasses as dicts, enum members as their values,
 anything else as text.
 """
@@ -12,7 +12,7 @@ import enum
 import io
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Literal, NamedTuple, cast
@@ -29,12 +29,15 @@ from twinkle_agentic.envs.errors import (
 __all__ = [
     "Failure",
     "Op",
+    "Reply",
     "SlotRequest",
+    "StepFields",
     "as_result",
     "failure_of",
+    "pack_replies",
     "pack_reply",
-    "pack_request",
-    "unpack_reply",
+    "pack_requests",
+    "unpack_replies",
     "value_or_raise",
 ]
 
@@ -42,10 +45,14 @@ Op = Literal["make", "reset", "step", "tools", "evaluate"]
 
 _SHARED_MODULES = sys.stdlib_module_names | {"numpy", "twinkle_agentic"}  # importable on both sides
 _MAX_REPR_CHARS = 2_000
+_PLAIN = frozenset({str, float, int, bool, type(None)})
+
+Reply = tuple[str, float, bool, dict[str, Any]] | bytes
+"""A step result that is plain data through and through, or anything else, pickled for itself."""
 
 
 class SlotRequest(NamedTuple):
-    """One call to one slot; a tuple, which pickles eight times faster than a dataclass.
+    """One call to one slot.
 
     Attributes:
         op: What to do.
@@ -53,8 +60,8 @@ class SlotRequest(NamedTuple):
         args: Of the env's method.
         timeout_s: Seconds the call may take, queueing behind an earlier call of the slot included.
         incarnation: Of the worker that started the episode; `None` where no episode is needed.
-        episode: Which episode of the slot it belongs to, counted by the driver: a call that a later
-            reset has overtaken is refused.
+        episode: Which episode of the slot it belongs to, counted by the driver: a slot refuses
+            calls of an earlier episode than that of its latest reset.
     """
 
     op: Op
@@ -65,6 +72,15 @@ class SlotRequest(NamedTuple):
     episode: int = 0
 
 
+class StepFields(NamedTuple):
+    """The fields of a `StepResult`, without the cost of one."""
+
+    observation: str
+    reward: float
+    done: bool
+    info: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a slot call failed, as text, so that it always crosses.
@@ -73,7 +89,7 @@ class Failure:
         text: Type and message of the error.
         kind: An `ErrorKind` value.
         retryable: Whether a new episode may well succeed.
-        worker_lost: The process that held the slot is gone.
+        worker_lost: The process that held the slot has ended.
     """
 
     text: str
@@ -127,14 +143,14 @@ def failure_of(error: BaseException, what: str) -> Failure:
     return Failure(text=f"{what}: {name}: {said}" if said else f"{what}: {name}")
 
 
-def pack_request(request: object) -> bytes:
-    """Pickle a request.
+def pack_requests(requests: Sequence[SlotRequest]) -> bytes:
+    """Pickle requests; plain tuples, which takes an eighth of the time of named ones.
 
     Raises:
-        TypeError: It holds something that cannot be pickled.
+        TypeError: One holds something that cannot be pickled.
     """
     try:
-        return pickle.dumps(request, protocol=5)
+        return pickle.dumps([tuple(request) for request in requests], protocol=5)
     except Exception as error:
         raise TypeError(
             f"the arguments cannot be sent to the worker that holds the environment: {error}; "
@@ -142,43 +158,73 @@ def pack_request(request: object) -> bytes:
         ) from error
 
 
-def pack_reply(incarnation: int, value: object) -> bytes:
-    """Pickle the reply of one slot call; whatever does not pickle becomes text.
+def pack_reply(value: object) -> Reply:
+    """Make the reply of one call; what does not pickle becomes text.
 
     Args:
-        incarnation: Tells one life of the worker process from the next.
-        value: A `StepResult`, a `Failure` or the plain return value of the op.
+        value: `StepFields`, a `StepResult`, a `Failure`, or what the method of the env returned.
     """
-    if isinstance(value, StepResult):
+    if type(value) is StepFields:
+        if _is_plain(value.info):
+            return value.observation, value.reward, value.done, value.info
+        value = ("result", *value)
+    elif isinstance(value, StepResult):
         value = ("result", value.observation, value.reward, value.done, value.info)
     elif isinstance(value, Failure):
         value = ("failure", value.text, value.kind, value.retryable, value.worker_lost)
     else:
         value = ("value", value)
     try:
-        return _dumps((incarnation, value))
+        return _dumps(value)
     except Exception:
-        return _dumps((incarnation, _packable(value)))
+        return _dumps(_packable(value))
 
 
-def unpack_reply(reply: bytes) -> tuple[int, Any]:
-    """Read a reply.
+def pack_replies(incarnation: int, replies: Sequence[Reply]) -> bytes:
+    """Pickle the replies of one message.
+
+    Args:
+        incarnation: Tells one life of the worker process from the next.
+        replies: Made by `pack_reply`, in the order of the requests.
+    """
+    return pickle.dumps((incarnation, replies), protocol=5)
+
+
+def unpack_replies(message: bytes) -> tuple[int, list[Any]]:
+    """Read the replies of one message.
 
     Returns:
-        The worker's incarnation and a `StepResult`, a `Failure` or another value.
+        The worker's incarnation, and for each request a `StepResult`, a `Failure` or what the
+        method returned.
     """
+    incarnation, replies = pickle.loads(message)
+    return incarnation, [_unpack(reply) for reply in replies]
+
+
+def _unpack(reply: Reply) -> Any:
+    if isinstance(reply, tuple):
+        return StepResult(*reply)
     try:
-        incarnation, (tag, *fields) = pickle.loads(reply)
+        tag, *fields = pickle.loads(reply)
     except Exception as error:
-        return -1, failure_of(error, "the worker's reply cannot be read on this machine")
+        return failure_of(error, "the worker's reply cannot be read on this machine")
     if tag == "result":
-        return incarnation, StepResult(*fields)
+        return StepResult(*fields)
     if tag == "failure":
         text, kind, retryable, worker_lost = fields
-        return incarnation, Failure(
-            text=text, kind=kind, retryable=retryable, worker_lost=worker_lost
-        )
-    return incarnation, fields[0]
+        return Failure(text=text, kind=kind, retryable=retryable, worker_lost=worker_lost)
+    return fields[0]
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value is made of JSON's own types and no others."""
+    kind = cast("type[Any]", type(value))
+    if kind is dict:
+        for key, item in cast("dict[Any, Any]", value).items():
+            if type(key) is not str or not (type(item) in _PLAIN or _is_plain(item)):
+                return False
+        return True
+    return kind in _PLAIN or (kind is list and all(map(_is_plain, cast("list[Any]", value))))
 
 
 class _PlainPickler(pickle.Pickler):

@@ -11,18 +11,17 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError, WorkerLostError
-from twinkle_agentic.envs.openenv.pool.init_ray import import_ray, init_ray
-from twinkle_agentic.envs.openenv.pool.shared_ray import (
+from twinkle_agentic.envs.openenv.pool._init_ray import import_ray, init_ray
+from twinkle_agentic.envs.openenv.pool._shared_ray import (
     describe_installation,
     join_ray,
     leave_ray,
 )
-from twinkle_agentic.envs.openenv.pool.thread_worker import ThreadWorker
-from twinkle_agentic.envs.openenv.pool.workers import WorkerGoneError
+from twinkle_agentic.envs.openenv.pool._worker import PoolWorker
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["RayWorkers"]
+__all__ = ["RayBackend", "WorkerDeadError"]
 
 _PING_TIMEOUT_S = 5.0
 _SPARE_THREADS = 16
@@ -38,7 +37,13 @@ _ACTOR_OPTIONS: dict[str, Any] = {
 }
 
 
-class RayWorkers:
+class WorkerDeadError(WorkerLostError):
+    """The worker is dead, and no restart will follow."""
+
+    retryable = False
+
+
+class RayBackend:
     """The actors of one pool.
 
     Args:
@@ -55,7 +60,7 @@ class RayWorkers:
         shards: list[range],
         spec: bytes,
         *,
-        slot_threads: bool,
+        slot_threads: bool | None,
         num_cpus: float,
         worker_options: Mapping[str, Any],
         ray_options: Mapping[str, Any],
@@ -82,7 +87,7 @@ class RayWorkers:
                 # A thread for the call of each slot, and for one more behind it where the caller
                 # of the first was interrupted; a batch takes a single one.
                 concurrency = {"max_concurrency": 2 * len(shard) + _SPARE_THREADS}
-                actor_class = self._ray.remote(**{**concurrency, **options})(ThreadWorker)
+                actor_class = self._ray.remote(**{**concurrency, **options})(PoolWorker)
                 self._actors.append(actor_class.remote(shard.start, shard.stop, spec, slot_threads))
         except Exception as error:
             self.shut_down()
@@ -90,27 +95,27 @@ class RayWorkers:
                 f"Ray refused the workers with the options {options!r}: {error}"
             ) from error
 
-    def start(self, worker: int, method: str, argument: bytes) -> Any:
-        """Send a call to a worker; returns its object reference.
+    def send(self, worker: int, requests: bytes) -> Any:
+        """Send calls to a worker; returns what `receive` takes.
 
         Raises:
             PoolError: Ray itself is not running any more.
         """
-        return self._submitted(worker, method, argument)
+        return self._submitted(worker, "run", requests)
 
-    def finish(self, worker: int, method: str, begun: Any, timeout_s: float) -> bytes:
-        """Wait for the answer.
+    def receive(self, worker: int, pending: Any, timeout_s: float) -> bytes:
+        """Wait for the replies.
 
         Raises:
             EnvTimeoutError: No answer within `timeout_s`.
-            WorkerLostError: The process or node of the worker died with the call in flight.
-            WorkerGoneError: And it will not come back.
+            WorkerLostError: The process or node of the worker died with the calls in flight.
+            WorkerDeadError: And it will not come back.
         """
-        with self._typed_errors(worker, method, timeout_s):
-            return self._ray.get(begun, timeout=timeout_s)
+        with self._typed_errors(worker, "run", timeout_s):
+            return self._ray.get(pending, timeout=timeout_s)
 
     async def acall(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
-        """Call a method of one worker and await its answer; raises as `start` and `finish`."""
+        """Call a method of one worker and await its answer; raises as `send` and `receive`."""
         with self._typed_errors(worker, method, timeout_s):
             async with asyncio.timeout(timeout_s):
                 return await self._submitted(worker, method, argument)
@@ -166,7 +171,7 @@ class RayWorkers:
         except self._errors.ActorUnavailableError as error:
             raise WorkerLostError(_lost(worker, "is restarting", error)) from error
         except self._errors.ActorDiedError as error:
-            raise WorkerGoneError(_lost(worker, "is dead", error)) from error
+            raise WorkerDeadError(_lost(worker, "is dead", error)) from error
         except self._errors.RayError as error:
             raise WorkerLostError(_lost(worker, "is lost", error)) from error
 

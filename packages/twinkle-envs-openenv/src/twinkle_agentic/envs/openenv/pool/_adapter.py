@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twinkle_agentic._aio.loop import background_loop
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import PoolError
+from twinkle_agentic.envs.openenv.pool._driver import SlotDriver
+from twinkle_agentic.envs.openenv.pool._leases import Leases
+from twinkle_agentic.envs.openenv.pool._messages import SlotRequest, as_result, value_or_raise
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
-
-if TYPE_CHECKING:
-    from twinkle_agentic.envs.openenv.pool.env_pool import EnvPool
 
 __all__ = ["EnvPoolAdapter", "ScoringAdapter"]
 
@@ -25,10 +25,11 @@ class EnvPoolAdapter(Env):
     forgotten. Used by one caller at a time; not picklable.
 
     Args:
-        pool: The pool.
-        slot: The slot; `None` leases one, now if one is free and nobody waits, else in the first
-            `reset`.
-        lease_timeout_s: Seconds `reset` waits for a slot; by default the pool's.
+        driver: Of the pool.
+        leases: Of the pool.
+        slot: The slot; `None` leases one, now if one is free and no other caller waits, else in the
+            first `reset`.
+        lease_timeout_s: Seconds `reset` waits for a slot.
 
     Attributes:
         slot: Index in the pool; `None` while no slot is held.
@@ -41,18 +42,24 @@ class EnvPoolAdapter(Env):
     """
 
     def __init__(
-        self, pool: EnvPool, slot: int | None = None, *, lease_timeout_s: float | None = None
+        self,
+        driver: SlotDriver,
+        leases: Leases,
+        slot: int | None = None,
+        *,
+        lease_timeout_s: float,
     ) -> None:
         self.slot = slot
         self.episode_reward = 0.0
-        self._pool = pool
+        self._driver = driver
+        self._leases = leases
         self._leased = slot is None
         self._released = False
         self._lease_timeout_s = lease_timeout_s
         self._tools: list[ToolInfo] | None = None
         self._forgotten: weakref.finalize[..., Any] | None = None
         if self._leased:
-            self._hold(pool.leases.try_acquire())
+            self._hold(leases.try_acquire())
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode in the slot, waiting for a slot first where none is held.
@@ -64,34 +71,34 @@ class EnvPoolAdapter(Env):
             WorkerLostError: Its worker died and was not back in time.
         """
         if self._needs_slot():
-            self._hold(self._pool.acquire(self._lease_timeout_s))
-        self._begin()
-        return self._started(*self._pool.reset_with_tools(self._held(), trajectory))
+            self._hold(self._leases.acquire(self._lease_timeout_s))
+        return self._started(self._driver.call(self._reset_request(trajectory)))
 
     async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode without blocking the event loop; as `reset`."""
         await self.aacquire()
-        self._begin()
-        return self._started(*await self._pool.areset_with_tools(self._held(), trajectory))
+        return self._started(await self._driver.acall(self._reset_request(trajectory)))
 
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one action; every failure is a result with `done=True` and `info["error"]`."""
         try:
-            return self._stepped(self._pool.step(self._held(), tool_name, arguments or {}))
+            request = self._driver.step_request(self._held(), tool_name, arguments)
+            return self._stepped(as_result(self._driver.call(request)))
         except Exception as error:
             return self._failed(error)
 
     async def astep(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one action without blocking the event loop; as `step`."""
         try:
-            return self._stepped(await self._pool.astep(self._held(), tool_name, arguments or {}))
+            request = self._driver.step_request(self._held(), tool_name, arguments)
+            return self._stepped(as_result(await self._driver.acall(request)))
         except Exception as error:
             return self._failed(error)
 
     def tools(self) -> list[ToolInfo]:
         """Return the definitions given in the last `reset`; before the first, those of the pool."""
         if self._tools is None:
-            self._tools = self._pool.tools(self.slot)
+            self._tools = self._driver.tools(self.slot)
         return list(self._tools)
 
     async def aacquire(self) -> None:
@@ -101,7 +108,7 @@ class EnvPoolAdapter(Env):
             PoolError: No slot became free in time, the lease was given back, or the pool is closed.
         """
         if self._needs_slot():
-            self._hold(await self._pool.aacquire(self._lease_timeout_s))
+            self._hold(await self._leases.aacquire(self._lease_timeout_s))
 
     def close(self) -> None:
         """Give a leased slot back; do nothing else, for the pool closes the environments."""
@@ -111,7 +118,7 @@ class EnvPoolAdapter(Env):
         slot, self.slot = self.slot, None
         if slot is not None and self._forgotten is not None:
             self._forgotten.detach()
-            self._pool.leases.release(slot)
+            self._leases.release(slot)
 
     async def aclose(self) -> None:
         """Give a leased slot back; as `close`, which does not block."""
@@ -127,7 +134,7 @@ class EnvPoolAdapter(Env):
             return
         self.slot = slot
         # A finalizer may run while this thread holds any lock: it leaves the work to another one.
-        loop, release = background_loop(), self._pool.leases.release
+        loop, release = background_loop(), self._leases.release
         self._forgotten = weakref.finalize(self, loop.call_soon_threadsafe, release, slot)
         self._forgotten.atexit = False
 
@@ -140,12 +147,13 @@ class EnvPoolAdapter(Env):
             )
         return self.slot
 
-    def _begin(self) -> None:
+    def _reset_request(self, trajectory: Trajectory | None) -> SlotRequest:
         self.episode_reward = 0.0
         self._tools = None
+        return self._driver.reset_request(self._held(), trajectory, want_tools=True)
 
-    def _started(self, result: StepResult, tools: list[ToolInfo] | None) -> StepResult:
-        self._tools = tools
+    def _started(self, value: Any) -> StepResult:
+        result, self._tools = value_or_raise(value)
         return result
 
     def _stepped(self, result: StepResult) -> StepResult:
@@ -168,8 +176,10 @@ class ScoringAdapter(EnvPoolAdapter):
         Raises:
             TwinkleEnvError: The environment raised, did not answer in time, or is lost.
         """
-        return self._pool.evaluate(self._held(), trajectories, **kwargs)
+        request = self._driver.evaluate_request(self._held(), trajectories, kwargs)
+        return list(value_or_raise(self._driver.call(request)))
 
     async def aevaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
         """Score finished trajectories without blocking the event loop; as `evaluate`."""
-        return await self._pool.aevaluate(self._held(), trajectories, **kwargs)
+        request = self._driver.evaluate_request(self._held(), trajectories, kwargs)
+        return list(value_or_raise(await self._driver.acall(request)))

@@ -102,7 +102,7 @@ def _probe() -> Callable[[], dict[str, str]]:
         owners = importlib.metadata.packages_distributions().get("twinkle_agentic", [])
         versions = [f"{owner} {importlib.metadata.version(owner)}" for owner in set(owners)]
         return {
-            "worker": file_of("twinkle_agentic.envs.openenv.pool.worker"),
+            "worker": file_of("twinkle_agentic.envs.openenv.pool._worker"),
             "package": file_of("twinkle_agentic"),
             "distributions": ", ".join(sorted(versions)),
         }

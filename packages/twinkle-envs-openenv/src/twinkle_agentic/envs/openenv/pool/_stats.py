@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic.envs.errors import TwinkleEnvError
-from twinkle_agentic.envs.openenv.pool.driver import SlotDriver
+from twinkle_agentic.envs.openenv.pool._driver import SlotDriver
 
 __all__ = ["WorkerStats", "collect_stats"]
 
@@ -26,10 +26,10 @@ class WorkerStats:
         alive: It answered within 5 s; where it did not, the figures below `restarts` are zero.
         pid: Its process; `None` where it did not answer.
         slots: How many it holds.
-        lost: Slots whose episode is gone until their next `reset`.
-        restarts: Lives of its process before this one, as far as its replies have told.
+        lost: Slots whose episode is lost until their next `reset`.
+        restarts: How often its process was restarted, as far as its replies say.
         busy: Slots with a call running.
-        abandoned: Threads that hang in a call which nobody waits for any more.
+        abandoned: Threads that hang in a call that was given up.
         steps: Steps since its process started.
         step_p50_ms: Median step time of the last 2,048 steps; `None` before the first.
         step_p99_ms: 99th percentile of the same.
@@ -54,16 +54,16 @@ async def collect_stats(driver: SlotDriver) -> list[WorkerStats]:
     """Ask all workers at once, at most 5 s."""
     return list(
         await asyncio.gather(
-            *(_worker_stats(driver, worker) for worker in range(len(driver.workers.shards)))
+            *(_worker_stats(driver, worker) for worker in range(len(driver.backend.shards)))
         )
     )
 
 
 async def _worker_stats(driver: SlotDriver, worker: int) -> WorkerStats:
-    shard = driver.workers.shards[worker]
+    shard = driver.backend.shards[worker]
     figures: dict[str, Any] = {}
     try:
-        figures = pickle.loads(await driver.workers.acall(worker, "stats", None, _TIMEOUT_S))
+        figures = pickle.loads(await driver.backend.acall(worker, "stats", None, _TIMEOUT_S))
     except TwinkleEnvError:
         lost = set(shard) & set(driver.episodes)  # with a dead worker, all its episodes are gone
     else:

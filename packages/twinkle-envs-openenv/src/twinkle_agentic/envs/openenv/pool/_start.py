@@ -5,33 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic.envs.errors import EnvTimeoutError, PoolError, WorkerLostError
-from twinkle_agentic.envs.openenv.pool.factory import EnvFactory, refuse_network_client
-from twinkle_agentic.envs.openenv.pool.init_ray import import_ray
-from twinkle_agentic.envs.openenv.pool.local_workers import LocalWorkers
-from twinkle_agentic.envs.openenv.pool.ray_workers import RayWorkers
-from twinkle_agentic.envs.openenv.pool.wire import Failure, unpack_reply
-from twinkle_agentic.envs.openenv.pool.workers import Workers
+from twinkle_agentic.envs.openenv.pool._driver import FirstEnv
+from twinkle_agentic.envs.openenv.pool._factory import EnvFactory, refuse_network_client
+from twinkle_agentic.envs.openenv.pool._init_ray import import_ray
+from twinkle_agentic.envs.openenv.pool._local_backend import LocalBackend
+from twinkle_agentic.envs.openenv.pool._messages import (
+    Failure,
+    SlotRequest,
+    pack_requests,
+    unpack_replies,
+)
+from twinkle_agentic.envs.openenv.pool._ray_backend import RayBackend
 
-__all__ = ["FirstEnv", "cut_into_shards", "start_workers"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstEnv:
-    """What the first environment of a pool told when it was made.
-
-    Attributes:
-        tools: Its tool definitions; `None` where it cannot tell them before a reset.
-        scores: Whether its class overrides `evaluate`.
-    """
-
-    tools: list[Any] | None
-    scores: bool
+__all__ = ["cut_into_shards", "start_workers"]
 
 
 def cut_into_shards(pool_size: int, world_size: int) -> list[range]:
@@ -55,27 +46,27 @@ def start_workers(
     local: bool,
     env_factory: EnvFactory | None,
     env_kwargs: Mapping[str, Any],
-    slot_threads: bool,
+    slot_threads: bool | None,
     num_cpus: float,
     worker_options: Mapping[str, Any],
     ray_options: Mapping[str, Any],
     timeout_s: float,
-) -> tuple[Workers, FirstEnv]:
+) -> tuple[LocalBackend | RayBackend, FirstEnv]:
     """Start the workers and have each make one environment.
 
     Returns:
-        The workers, and what the first environment told of itself.
+        The workers, and what the first environment says of itself.
 
     Raises:
         PoolError: A worker cannot import or make the environment, or was not ready within
             `timeout_s`.
     """
     refuse_network_client("" if env_factory is None else env_factory)
-    workers: Workers
+    workers: LocalBackend | RayBackend
     if local:
-        workers = LocalWorkers(shards, (env_factory, env_kwargs), slot_threads=slot_threads)
+        workers = LocalBackend(shards, (env_factory, env_kwargs), slot_threads=slot_threads)
     else:
-        workers = RayWorkers(
+        workers = RayBackend(
             shards,
             _pack_spec(env_factory, env_kwargs),
             slot_threads=slot_threads,
@@ -87,9 +78,9 @@ def start_workers(
         first = run_sync(_all_started(workers, timeout_s))
     except BaseException as error:
         room = other = ""
-        if isinstance(workers, RayWorkers) and isinstance(error, EnvTimeoutError):
+        if isinstance(workers, RayBackend) and isinstance(error, EnvTimeoutError):
             room = f"; {workers.describe_room()}: ask for less"
-        elif isinstance(workers, RayWorkers) and isinstance(error, WorkerLostError):
+        elif isinstance(workers, RayBackend) and isinstance(error, WorkerLostError):
             other = workers.describe_installation()
         workers.shut_down()
         if other:
@@ -119,9 +110,11 @@ def _pack_spec(env_factory: EnvFactory | None, env_kwargs: Mapping[str, Any]) ->
         ) from error
 
 
-async def _all_started(workers: Workers, timeout_s: float) -> FirstEnv:
+async def _all_started(workers: LocalBackend | RayBackend, timeout_s: float) -> FirstEnv:
     async def one(worker: int) -> Any:
-        return unpack_reply(await workers.acall(worker, "start", timeout_s, timeout_s + 1.0))[1]
+        slot = workers.shards[worker].start
+        make = pack_requests([SlotRequest("make", slot, timeout_s=timeout_s)])
+        return unpack_replies(await workers.acall(worker, "run", make, timeout_s + 1.0))[1][0]
 
     answers = await asyncio.gather(*(one(worker) for worker in range(len(workers.shards))))
     for worker, answer in enumerate(answers):
