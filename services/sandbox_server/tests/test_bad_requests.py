@@ -19,7 +19,7 @@ from sandbox_server.http import ClientGoneError, Request
 from .conftest import http
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     import e2b
     from conftest import Server
@@ -153,6 +153,14 @@ async def test_a_client_that_leaves_in_the_middle_of_a_form() -> None:
         "query_string": b"path=a",
         "headers": [(b"content-type", b"multipart/form-data; boundary=b")],
     }
-    record = cast("SandboxRecord", SimpleNamespace(disk_bytes=1 << 20))
+
+    async def write_file(path: str, source: AsyncIterator[bytes], *, user: str) -> None:
+        async for _ in source:
+            pass
+
+    sandbox = SimpleNamespace(write_file=write_file)
+    record = cast(
+        "SandboxRecord", SimpleNamespace(disk_bytes=1 << 20, sandbox=sandbox, default_cwd=None)
+    )
     with pytest.raises(ClientGoneError):
         await upload(record, Request(scope, receive), "user")

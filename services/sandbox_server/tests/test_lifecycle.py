@@ -289,13 +289,15 @@ def test_many_creates_at_once(server: Server) -> None:
     assert outputs == [0] * 32
 
 
-def test_a_host_name_chooses_the_sandbox(server: Server) -> None:
+def test_a_host_name_chooses_the_sandbox(start: Callable[..., Server]) -> None:
+    server = start("bubblewrap", "--domain", "sandbox.example")
     sandbox = server.sandbox()
     host = f"49983-{sandbox.sandbox_id}.sandbox.example"
     url = f"{server.url}/health"
     assert http.get(url, headers={"Host": host}).status_code == 204
     other = host.replace("49983", "8080")
     assert http.get(url, headers={"Host": other}).status_code == 502
+    server.stop()
 
 
 def test_the_longest_life_holds_against_renewals(start: Callable[..., Server]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -99,6 +100,7 @@ class ZygoteLink:
 
         Raises:
             SandboxStartError: It could not be made, or the zygote has ended.
+            OSError: This process has no descriptor left (`EMFILE`).
         """
         number = self._next
         self._next += 1
@@ -152,6 +154,8 @@ class ZygoteLink:
                 os.close(fd)
         elif answer["error"]:
             future.set_exception(SandboxStartError(f"the sandbox did not start: {answer['error']}"))
+        elif not fds:  # the kernel drops a descriptor that this process has no room for
+            future.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         else:
             future.set_result((answer["pid"], fds[0]))
 

@@ -208,6 +208,7 @@ class Launcher:
         Raises:
             SandboxStartError: It could not be made (in time).
             FileNotFoundError: `archive` is not there.
+            OSError: This process is out of descriptors (`EMFILE`) or memory.
         """
         spec = spec or SandboxSpec()
         if self._zygote is None or self._closed:

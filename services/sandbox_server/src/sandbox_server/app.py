@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import re
 
+from sandbox_server.access import is_loopback
 from sandbox_server.config import ENVD_PORT, ServerConfig
 from sandbox_server.control import serve_control
-from sandbox_server.envd import serve_envd
+from sandbox_server.envd import check_sandbox_access, serve_envd
 from sandbox_server.errors import ApiError, from_guest
 from sandbox_server.http import (
     ClientGoneError,
@@ -27,8 +28,13 @@ logger = logging.getLogger(__name__)
 __all__ = ["SandboxApp", "create_app"]
 
 _ID_HEADERS = ("e2b-sandbox-id", "x-agentenv-sandbox-id")
-_HOST = re.compile(r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9]{20})\.")
+_HOST = re.compile(
+    r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9]{20})\.(?P<domain>[^:/]+)(:[0-9]{1,5})?", re.IGNORECASE
+)
 _PORT_HEADERS = ("e2b-sandbox-port", "x-agentenv-sandbox-port")
+_DECISIVE = frozenset(
+    {*_ID_HEADERS, *_PORT_HEADERS, "host", "authorization", "x-api-key", "x-access-token"}
+)
 
 
 def create_app(config: ServerConfig) -> SandboxApp:
@@ -57,8 +63,8 @@ class SandboxApp:
             await send({"type": "websocket.close", "code": 1003})
 
     async def _http(self, request: Request, send: Send) -> None:
-        sandbox_id, port = _destination(request)
         try:
+            sandbox_id, port = _destination(request, self.config.domain)
             if sandbox_id is not None:
                 self.metrics.requests.labels("sandbox").inc()
                 await self._sandbox(sandbox_id, port, request, send)
@@ -94,7 +100,9 @@ class SandboxApp:
                 502,
                 f"port {port!r} of the sandbox is not open: this server forwards only {ENVD_PORT}",
             )
-        record = await self.registry.reachable(sandbox_id)
+        record = self.registry.find_for_traffic(sandbox_id)
+        check_sandbox_access(record, request)
+        await self.registry.make_reachable(record)
         await serve_envd(
             record,
             request,
@@ -116,11 +124,19 @@ class SandboxApp:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _destination(request: Request) -> tuple[str | None, str]:
-    """Return the sandbox and port that a request is for; no sandbox: the control plane."""
+def _destination(request: Request, domain: str) -> tuple[str | None, str]:
+    """Return the sandbox and port that a request is for; no sandbox: the control plane.
+
+    Raises:
+        ApiError: A header that decides something is there twice (400).
+    """
     headers = request.headers
+    for name in request.repeated & _DECISIVE:
+        raise ApiError(400, f"the header {name!r} is there more than once")
     sandbox_id = next((headers[name] for name in _ID_HEADERS if name in headers), None)
     if sandbox_id is not None:
         return sandbox_id, next((headers[n] for n in _PORT_HEADERS if n in headers), str(ENVD_PORT))
-    match = _HOST.match(headers.get("host", ""))
-    return (match["id"], match["port"]) if match else (None, "")
+    match = _HOST.fullmatch(headers.get("host", ""))
+    if match is None or not (match["domain"] == domain or is_loopback(match["domain"])):
+        return None, ""  # without a domain of its own, no name is this server's but loopback
+    return match["id"], match["port"]

@@ -123,7 +123,7 @@ async def run_build(registry: Registry, build: BuildState, wanted: BuildRequest)
 
 def _fail(build: BuildState, message: str, step: str | None) -> None:
     build.log(message, level="error", step=step)
-    build.reason = {"message": message, **({} if step is None else {"step": step})}
+    build.reason = {"message": message[:2000], **({} if step is None else {"step": step})}
     build.status = "error"
 
 

@@ -67,6 +67,10 @@ def serve(
         bool, typer.Option(help="Let sandboxes use the host's network, its loopback included.")
     ] = False,
     max_sandboxes: Annotated[int, typer.Option(min=1, help="Most sandboxes at once.")] = 256,
+    total_memory_mb: Annotated[
+        int | None,
+        typer.Option(min=1, help="Memory and files of all sandboxes together, as allowed to them."),
+    ] = None,
     spares: Annotated[int, typer.Option(min=0, help="Sandboxes kept ready beyond those.")] = 8,
     timeout_s: Annotated[
         float, typer.Option(min=1, help="Lifetime when a request names none.")
@@ -90,6 +94,9 @@ def serve(
     data_dir: Annotated[
         Path | None, typer.Option(help="Keep templates and snapshots here, over restarts.")
     ] = None,
+    domain: Annotated[
+        str, typer.Option(help="Requests to PORT-ID.DOMAIN are for sandbox ID; told to clients.")
+    ] = "",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     show_version: Annotated[
         bool,
@@ -125,6 +132,7 @@ def serve(
             open_files=open_files,
         ),
         max_sandboxes=max_sandboxes,
+        total_memory_bytes=None if total_memory_mb is None else total_memory_mb << 20,
         spares=spares,
         default_timeout_s=min(timeout_s, max_timeout_s),
         max_timeout_s=max_timeout_s,
@@ -134,6 +142,7 @@ def serve(
         network=network,
         templates=("base", *(template or ())),
         data_dir=data_dir,
+        domain=domain,
     )
     try:
         sockets = listen(host, port)

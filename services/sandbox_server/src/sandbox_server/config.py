@@ -24,6 +24,9 @@ class ServerConfig:
         shares: Directories of the host that sandboxes see read-only, `bin` in front of `PATH`.
         limits: What each sandbox may use; a template may ask for less memory.
         max_sandboxes: Running and paused ones together; more are refused with 429.
+        total_memory_bytes: The most that all sandboxes together may be allowed to use, memory and
+            files; more are refused with 429. `None` counts only what each may use, so that the sum
+            may be more than the machine has.
         spares: Sandboxes kept ready beyond those that exist.
         max_templates: Templates and snapshots; more are refused with 429.
         max_snapshot_bytes: The longest snapshot file.
@@ -48,6 +51,7 @@ class ServerConfig:
     shares: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     max_sandboxes: int = 256
+    total_memory_bytes: int | None = None
     spares: int = 8
     max_templates: int = 1000
     max_snapshot_bytes: int = 2 << 30

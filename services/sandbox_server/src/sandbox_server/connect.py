@@ -94,7 +94,7 @@ async def serve_unary(request: Request, handler: UnaryHandler, limit: int) -> Re
 async def serve_stream(request: Request, handler: StreamHandler, send: Send, limit: int) -> None:
     """Answer a call whose answer is a stream. The handler is closed when the client leaves."""
     try:
-        messages = [message async for message in _read_envelopes(request, limit)]
+        message = await _one_message(request, limit)
     except ClientGoneError:
         return
     except Exception as error:
@@ -102,10 +102,7 @@ async def serve_stream(request: Request, handler: StreamHandler, send: Send, lim
         await _send_end(send, as_api_error(error))
         return
     await _start(send)
-    if len(messages) != 1:
-        await _send_end(send, ApiError(400, f"expected one message, found {len(messages)}"))
-        return
-    pump = asyncio.create_task(_pump(handler(messages[0]), send))
+    pump = asyncio.create_task(_pump(handler(message), send))
     gone = asyncio.create_task(request.wait_gone())
     try:
         await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +146,20 @@ async def _pump(messages: AsyncGenerator[Message, None], send: Send) -> None:
     await _send_end(send, failure)
 
 
-async def _read_envelopes(request: Request, limit: int) -> AsyncIterator[Message]:
+async def _one_message(request: Request, limit: int) -> Message:
+    """Return the one message of a stream; a second one is refused before it is kept."""
+    only: Message | None = None
+    async with contextlib.aclosing(_read_envelopes(request, limit)) as messages:
+        async for message in messages:
+            if only is not None:
+                raise ApiError(400, "expected one message, found more")
+            only = message
+    if only is None:
+        raise ApiError(400, "expected one message, found none")
+    return only
+
+
+async def _read_envelopes(request: Request, limit: int) -> AsyncGenerator[Message, None]:
     data = bytearray()
     async for part in request.stream():
         data += part

@@ -44,18 +44,34 @@ _PROCESS_STREAM: dict[str, Callable[..., Any]] = {
 }
 
 
+def check_sandbox_access(record: SandboxRecord, request: Request) -> None:
+    """Let a request to a sandbox pass; with the sandbox's token or, for files, a signature.
+
+    Its health may be asked for without, while it runs.
+
+    Raises:
+        ApiError: It has neither (401).
+    """
+    if request.path == "/health" and record.state == "running":
+        return
+    if _is_signed(record, request):
+        _check_signature(record, request, "read" if request.method == "GET" else "write")
+    else:
+        _check_token(record, request)
+
+
 async def serve_envd(
     record: SandboxRecord, request: Request, send: Send, *, max_output: int, max_request: int
 ) -> None:
-    """Answer one request for one sandbox; `record` is running."""
+    """Answer one request for one sandbox, which runs and which the request may use."""
     try:
         if request.path == "/health":
             await Response(204).send(send)
             return
+        signed = _is_signed(record, request)
         if request.path == "/files":
-            await _files(record, request, send)
+            await _files(record, request, send, signed=signed)
             return
-        _check_token(record, request)
         user = _user(request)
         service, _, method = request.path.removeprefix("/").partition("/")
         if request.method != "POST":
@@ -88,10 +104,10 @@ async def serve_envd(
         await error_response(error).send(send)
 
 
-async def _files(record: SandboxRecord, request: Request, send: Send) -> None:
-    user = request.parameter("username") or _user(request) or record.default_user
-    operation = "read" if request.method == "GET" else "write"
-    _check_token_or_signature(record, request, operation)
+async def _files(record: SandboxRecord, request: Request, send: Send, *, signed: bool) -> None:
+    # A signature is for the user that it names, whatever else the request says.
+    asked = None if signed else _user(request)
+    user = request.parameter("username") or asked or record.default_user
     started = False
 
     async def watched(message: Any) -> None:
@@ -138,11 +154,15 @@ def _check_token(record: SandboxRecord, request: Request) -> None:
         raise ApiError(401, "X-Access-Token is missing or not that of this sandbox")
 
 
-def _check_token_or_signature(record: SandboxRecord, request: Request, operation: str) -> None:
+def _is_signed(record: SandboxRecord, request: Request) -> bool:
+    """Tell whether a signature, not the token, says that the request may use the sandbox."""
     signature = request.parameter("signature")
-    if record.token is None or signature is None:
-        _check_token(record, request)
-        return
+    return request.path == "/files" and record.token is not None and signature is not None
+
+
+def _check_signature(record: SandboxRecord, request: Request, operation: str) -> None:
+    assert record.token is not None
+    signature = request.parameter("signature") or ""
     expiration = request.parameter("signature_expiration")
     text = ":".join(
         [

@@ -9,14 +9,10 @@ import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as StarletteRequest
-
 from sandbox_server.errors import ApiError
 from sandbox_server.filesystem_rpc import locate
-from sandbox_server.http import ClientGoneError, Request, Response, Send, json_response
+from sandbox_server.forms import file_content, form_events
+from sandbox_server.http import Request, Response, Send, json_response
 from sandbox_server.record import SandboxRecord
 
 __all__ = ["download", "upload"]
@@ -24,8 +20,8 @@ __all__ = ["download", "upload"]
 _CHUNK_BYTES = 256 * 1024
 _WHOLE_BYTES = 1 << 20  # up to this an answer has a length and is sent at once
 _MAX_DOWNLOAD_BYTES = 16 << 30
-_MAX_FILES = 1000
 _FORM_BYTES = 1 << 20  # what a form adds to its files
+_MAX_GZIP_MEMBERS = 1000
 
 
 async def download(record: SandboxRecord, request: Request, user: str, send: Send) -> None:
@@ -78,11 +74,12 @@ async def _send_pieces(pieces: AsyncIterator[bytes], size: int, send: Send) -> N
 
 async def upload(record: SandboxRecord, request: Request, user: str) -> Response:
     """Write one file (octet-stream) or several (multipart)."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "")
+    kind = content_type.partition(";")[0].strip().lower()
     path = request.parameter("path")
     _limit_body(request, record.disk_bytes + _FORM_BYTES)
     if kind == "multipart/form-data":
-        return json_response(await _multipart(record, request, user, path))
+        return json_response(await _multipart(record, request, user, path, content_type))
     if not path:
         raise ApiError(400, "the query parameter `path` is missing")
     source = request.stream()
@@ -113,28 +110,28 @@ def _limit_body(request: Request, limit: int) -> None:
 
 
 async def _multipart(
-    record: SandboxRecord, request: Request, user: str, path: str | None
+    record: SandboxRecord, request: Request, user: str, path: str | None, content_type: str
 ) -> list[dict[str, Any]]:
+    """Write the files of a form while it arrives, so that the server never holds one."""
     written: list[dict[str, Any]] = []
-    starlette_request = StarletteRequest(request.scope, request.receive)
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            form = await stack.enter_async_context(starlette_request.form(max_files=_MAX_FILES))
-        except ClientDisconnect as error:
-            raise ClientGoneError from error
-        except MultiPartException as error:
-            raise ApiError(400, f"the form cannot be read: {error.message}") from error
-        except OSError as error:
-            raise ApiError(507, f"the server has no room for the form: {error}") from error
-        uploads = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        if not uploads:
-            raise ApiError(400, "the form holds no file: send a part named `file` with a filename")
-        for item in uploads:
-            target = path if path and len(uploads) == 1 else item.filename
-            if not target:
-                raise ApiError(400, "a file of the form has no name")
-            written.append(await _write(record, target, _read(item), user))
+    events = form_events(content_type, request.stream())
+    async for _, name in events:
+        if path and written:
+            raise ApiError(400, f"the form holds several files, and all would be {path!r}")
+        target = path or _decode(name)
+        if not target:
+            raise ApiError(400, "a file of the form has no name")
+        written.append(await _write(record, target, file_content(events), user))
+    if not written:
+        raise ApiError(400, "the form holds no file: send a part named `file` with a filename")
     return written
+
+
+def _decode(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name.decode("latin-1")
 
 
 async def _write(
@@ -144,18 +141,17 @@ async def _write(
     return {"name": os.path.basename(entry.path), "type": "file", "path": entry.path}
 
 
-async def _read(item: UploadFile) -> AsyncIterator[bytes]:
-    while piece := await item.read(_CHUNK_BYTES):
-        yield piece
-
-
 async def _gunzip(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     decoder = zlib.decompressobj(wbits=31)
+    members = 1
     try:
         async for piece in source:
             data = piece
             while data:
                 if decoder.eof:  # a body may have several members, one after the other
+                    members += 1
+                    if members > _MAX_GZIP_MEMBERS:
+                        raise ApiError(400, f"the body has over {_MAX_GZIP_MEMBERS} gzip members")
                     decoder = zlib.decompressobj(wbits=31)
                 yield decoder.decompress(data, _CHUNK_BYTES)
                 data = decoder.unconsumed_tail or decoder.unused_data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 from sandbox_server.connect import Message, keepalive_s, timeout_s
 from sandbox_server.errors import ApiError
@@ -18,6 +18,9 @@ from twinkle_isolation import DirEntry, WatchEvent
 __all__ = ["FilesystemService", "locate"]
 
 _ENTRIES_PER_TURN = 500
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_NS = -62_135_596_800 * 10**9
+_LAST_NS = 253_402_300_799 * 10**9  # no fraction, which a client might round up
 _TYPES = {
     "file": "FILE_TYPE_FILE",
     "dir": "FILE_TYPE_DIRECTORY",
@@ -109,41 +112,42 @@ class FilesystemService:
         deadline = timeout_s(self.request)
         keepalive = keepalive_s(self.request)
         watch = await self.sandbox.watch(self._path(message), user=self.user, recursive=recursive)
-        queue: asyncio.Queue[WatchEvent | None] = asyncio.Queue(maxsize=1000)
-
-        async def collect() -> None:
-            async for event in watch.events():
-                await queue.put(event)
-            await queue.put(None)
-
-        task = asyncio.create_task(collect())
+        events = watch.events()
+        upcoming: asyncio.Task[WatchEvent] | None = None
         try:
             yield {"start": {}}
             async with asyncio.timeout(deadline):
                 while True:
-                    get = asyncio.create_task(queue.get())
-                    done, _ = await asyncio.wait(
-                        {get, task}, timeout=keepalive, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if get not in done:
-                        get.cancel()
-                        if task in done:
-                            task.result()
-                            return
+                    upcoming = upcoming or asyncio.create_task(_following(events))
+                    done, _ = await asyncio.wait({upcoming}, timeout=keepalive)
+                    if not done:
                         yield {"keepalive": {}}
                         continue
-                    event = get.result()
-                    if event is None:
-                        return
+                    event, upcoming = upcoming.result(), None
                     if event.kind == "overflow":
                         raise events_lost()
                     yield {"filesystem": _event(event)}
+        except _WatchEndedError:
+            return
         except TimeoutError as error:
             raise ApiError(504, "the time to watch is over", code="deadline_exceeded") from error
         finally:
-            task.cancel()
+            if upcoming is not None:
+                upcoming.cancel()
+                await asyncio.gather(upcoming, return_exceptions=True)
             with contextlib.suppress(asyncio.CancelledError):
                 await watch.close()
+
+
+class _WatchEndedError(Exception):
+    pass
+
+
+async def _following(events: AsyncIterator[WatchEvent]) -> WatchEvent:
+    try:
+        return await anext(events)
+    except StopAsyncIteration:  # which no task may raise
+        raise _WatchEndedError from None
 
 
 def _event(event: WatchEvent) -> Message:
@@ -155,10 +159,14 @@ def _text(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
+def _timestamp(time_ns: int) -> str:
+    """Return a time as google.protobuf.Timestamp has it in JSON: the years 1 to 9999, no others."""
+    seconds, nanos = divmod(min(max(time_ns, _FIRST_NS), _LAST_NS), 10**9)
+    moment = (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
+    return f"{moment}.{nanos:09d}Z"
+
+
 def _entry(entry: DirEntry) -> Message:
-    # RFC 3339 with nine digits, the JSON form of google.protobuf.Timestamp.
-    seconds, nanos = divmod(entry.modified_ns, 10**9)
-    moment = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     message: Message = {
         "name": _text(entry.name),
         "type": _TYPES[entry.type],
@@ -168,7 +176,7 @@ def _entry(entry: DirEntry) -> Message:
         "permissions": entry.permissions,
         "owner": entry.owner,
         "group": entry.group,
-        "modifiedTime": f"{moment}.{nanos:09d}Z",
+        "modifiedTime": _timestamp(entry.modified_ns),
     }
     if entry.target is not None:
         message["symlinkTarget"] = _text(entry.target)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -50,6 +51,8 @@ class Request:
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        counts = Counter(name.decode("latin-1") for name, _ in scope["headers"])
+        self.repeated = {name for name, count in counts.items() if count > 1}
         self._query: dict[str, list[str]] | None = None
 
     async def _receive_raw(self) -> MutableMapping[str, Any]:

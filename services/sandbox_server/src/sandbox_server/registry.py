@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import hmac
 import logging
@@ -35,6 +36,7 @@ __all__ = ["Registry"]
 _TICK_S = 0.25
 _RESUMED_TIMEOUT_S = 300.0
 _START_SETTLE_S = 0.2
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
 
 
 class Registry:
@@ -55,6 +57,7 @@ class Registry:
             spare_spec=SandboxSpec(network=config.network, limits=config.limits),
         )
         self._starting = 0
+        self._starting_bytes = 0
         self._keys = IdempotencyKeys(self.spawn)
         self._secret = secrets.token_bytes(32)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -148,14 +151,21 @@ class Registry:
                 429, f"{limit} sandboxes exist already, the most this server holds", retry_after_s=1
             )
         sandbox_id = new_id()
+        allowed = self._check_total(template)
         self._starting += 1
+        self._starting_bytes += allowed
         try:
             sandbox, basis, limits = await self._start(template, network=network)
         except (SandboxStartError, OSError) as error:
             self.metrics.failed.inc()
+            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+                raise ApiError(
+                    429, f"the server is out of resources: {error}", retry_after_s=1
+                ) from error
             raise ApiError(500, str(error)) from error
         finally:
             self._starting -= 1
+            self._starting_bytes -= allowed
         if self._launcher.info.mode == "process":
             network = True  # there is nothing that could take it away
         env = basis.env | env | {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id}
@@ -194,16 +204,40 @@ class Registry:
                 raise ApiError(500, f"the start command did not start: {error}") from error
         return record
 
+    def _limits_of(self, template: Template) -> Limits:
+        limits = self.config.limits
+        if template.memory_mb is not None:
+            wanted = max(64, template.memory_mb) << 20
+            limits = replace(limits, memory_bytes=min(limits.memory_bytes, wanted))
+        return limits
+
+    def _check_total(self, template: Template) -> int:
+        """Return what a sandbox of this template may use, memory and files, in bytes.
+
+        Raises:
+            ApiError: With all others that would be more than the server may give (429).
+        """
+        limits = self._limits_of(template)
+        wanted = limits.memory_bytes + limits.disk_bytes
+        used = sum(r.memory_bytes + r.disk_bytes for r in self.records.values())
+        total = self.config.total_memory_bytes
+        if total is not None and used + self._starting_bytes + wanted > total:
+            self.metrics.refused.inc()
+            raise ApiError(
+                429,
+                f"sandboxes may use {total >> 20} MB together, and {wanted >> 20} MB more would "
+                "be over that: see --total-memory-mb",
+                retry_after_s=1,
+            )
+        return wanted
+
     async def _start(
         self, template: Template, *, network: bool
     ) -> tuple[Sandbox, Template, Limits]:
         """Start a sandbox; return it, the template as it was then, and the limits."""
         while True:
             basis = replace(template)
-            limits = self.config.limits
-            if basis.memory_mb is not None:
-                wanted = max(64, basis.memory_mb) << 20
-                limits = replace(limits, memory_bytes=min(limits.memory_bytes, wanted))
+            limits = self._limits_of(basis)
             spec = SandboxSpec(network=network, limits=limits)
             try:
                 archive = self.templates.archive_path(basis)
@@ -228,6 +262,10 @@ class Registry:
 
     async def _forget_when_ended(self, record: SandboxRecord) -> None:
         await record.sandbox.wait_ended()
+        self._forget(record)
+
+    def _forget(self, record: SandboxRecord) -> None:
+        """Drop a sandbox that is lost."""
         if self.records.pop(record.sandbox_id, None) is not None:
             self.metrics.lost.inc()
             logger.warning("sandbox %s ended by itself", record.sandbox_id)
@@ -245,26 +283,34 @@ class Registry:
             raise ApiError(404, f"sandbox {sandbox_id!r} was not found: it ended or never was")
         return record
 
-    async def reachable(self, sandbox_id: str) -> SandboxRecord:
-        """Return a running sandbox for a request to it, resumed if that was agreed.
+    def find_for_traffic(self, sandbox_id: str) -> SandboxRecord:
+        """Return a sandbox for a request to it.
 
         Raises:
-            ApiError: It is not there or paused (502, as E2B's proxy answers).
+            ApiError: It is not there (502, as E2B's proxy answers).
         """
         record = self.records.get(sandbox_id)
         if record is None:
             raise ApiError(502, f"the sandbox {sandbox_id!r} was not found: it ended or never was")
+        return record
+
+    async def make_reachable(self, record: SandboxRecord) -> None:
+        """Resume a paused sandbox if that was agreed. First see that the request may use it.
+
+        Raises:
+            ApiError: It is paused (502, as E2B's proxy answers).
+        """
         if record.state == "paused":
             if not record.auto_resume:
                 raise ApiError(
                     502,
-                    f"a running sandbox {sandbox_id!r} was not found: it is paused, connect first",
+                    f"a running sandbox {record.sandbox_id!r} was not found: it is paused, "
+                    "connect first",
                 )
             try:
                 await self.resume(record, max(record.timeout_s, _RESUMED_TIMEOUT_S))
             except ApiError as error:
                 raise ApiError(502, error.message) from error
-        return record
 
     # Life
 
@@ -286,6 +332,7 @@ class Registry:
             try:
                 await record.sandbox.pause()
             except SandboxLostError as error:
+                self._forget(record)
                 raise from_lost(record.sandbox_id, error) from error
             record.state = "paused"
             self._lease(record, self.config.max_timeout_s)
@@ -302,6 +349,7 @@ class Registry:
             try:
                 await record.sandbox.resume()
             except SandboxLostError as error:
+                self._forget(record)
                 raise from_lost(record.sandbox_id, error) from error
             record.state = "running"
             record.timeout_s = timeout_s

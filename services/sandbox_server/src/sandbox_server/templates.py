@@ -29,7 +29,9 @@ _DIRECTORY = "sandbox-server-templates"
 _ARCHIVE = re.compile(r"[a-z0-9]{20}\.tar")
 _PART = re.compile(r"[a-z0-9]{20}\.(tar|json)\.part")
 _MAX_LOG_LINES = 10_000
-_MAX_BUILDS = 1000
+_MAX_LOG_BYTES = 512 << 10  # of one build
+_MAX_LINE = 2000
+_MAX_BUILDS = 200
 
 
 def new_id(length: int = 20) -> str:
@@ -73,11 +75,18 @@ class BuildState:
     reason: dict[str, Any] | None = None
     logs: list[dict[str, Any]] = field(default_factory=lambda: list[dict[str, Any]]())
     task: asyncio.Task[None] | None = None
+    log_bytes: int = 0
 
     def log(self, text: str, *, level: str = "info", step: str | None = None) -> None:
-        """Add a line to what the build printed (10,000 are kept)."""
-        if len(self.logs) >= _MAX_LOG_LINES:
+        """Add a line to what the build printed: 10,000 lines, 512 KiB, of a line 2,000 characters.
+
+        Errors are always kept.
+        """
+        text = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]} (cut)"
+        full = len(self.logs) >= _MAX_LOG_LINES or self.log_bytes >= _MAX_LOG_BYTES
+        if full and level != "error":
             return
+        self.log_bytes += len(text.encode(errors="replace"))
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
         entry: dict[str, Any] = {"timestamp": f"{moment}Z", "message": text, "level": level}
         if step is not None:
@@ -160,7 +169,7 @@ class TemplateStore:
         return [t for t in self._templates.values() if t.is_snapshot == snapshots]
 
     def add_build(self, build: BuildState) -> None:
-        """Hold a build; of more than 1,000 the oldest that are not running are forgotten."""
+        """Hold a build; of more than 200 the oldest that are not running are forgotten."""
         for old in list(self.builds.values()):
             if len(self.builds) < _MAX_BUILDS:
                 break
