@@ -90,7 +90,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Strict types over the whole workspace."""
-    sync(session, "--all-packages", "--all-extras", "--group", "test", "--group", "types")
+    groups = [f"--group={group}" for group in ("test", "types", "fuzz")]
+    sync(session, "--all-packages", "--all-extras", *groups)
     session.run("pyright", "--pythonpath", f"{session.bin}/python")
 
 
@@ -112,6 +113,15 @@ def integration(session: nox.Session) -> None:
     """The cross-package tests: real servers, real clients, real processes."""
     sync(session, "--all-packages", "--all-extras", "--group", "test")
     session.run("pytest", *SIDE_BY_SIDE, "tests", "--ignore=tests/docs", *session.posargs)
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """20,000 random requests to the sandbox server (5 min; `FUZZ_REQUESTS`, `FUZZ_SEED`)."""
+    sync(session, "--package", "twinkle-sandbox-server", "--group", "test", "--group", "fuzz")
+    sync(session, "--package", "twinkle-envs-agentenv")
+    file = "services/sandbox_server/tests/fuzz_server.py"
+    session.run("pytest", "-q", "--timeout=1800", file, *session.posargs)
 
 
 @nox.session(default=False)

@@ -52,6 +52,18 @@ async def test_the_root_cannot_be_moved(sandbox: Sandbox) -> None:
     assert refused.value.code != "internal"
 
 
+@pytest.mark.parametrize("depth", [1500, 5000])
+async def test_many_parents_are_made_or_refused(sandbox: Sandbox, depth: int) -> None:
+    path = "d/" * depth + "f"
+    if len(path) > 4096:
+        with pytest.raises(GuestError) as refused:
+            await sandbox.write_file(path, b"deep")
+        assert refused.value.code == "invalid_argument"
+    else:
+        await sandbox.write_file(path, b"deep")
+        assert await sandbox.read_file(path) == b"deep"
+
+
 async def test_deep_directories_are_saved_and_restored(
     launcher: Launcher, sandbox: Sandbox, tmp_path: Path
 ) -> None:

@@ -219,17 +219,31 @@ def make_dir(path: str) -> dict[str, Any]:
     try:
         kind = os.stat(path).st_mode
     except FileNotFoundError:
-        os.makedirs(path, exist_ok=True)
+        _make_dirs(path)
         return _entry(path)
     if stat.S_ISDIR(kind):
         raise Failure("already_exists", f"directory already exists: {path!r}")
     raise Failure("invalid_argument", f"path exists and is not a directory: {path!r}")
 
 
+def _make_dirs(path: str) -> None:
+    """Make a directory with its parents; `os.makedirs` does that by recursion."""
+    missing: list[str] = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise
+
+
 def move(source: str, destination: str) -> dict[str, Any]:
     """Rename a file or directory; the parents of the destination are made."""
     os.lstat(source)
-    os.makedirs(os.path.dirname(destination), exist_ok=True)
+    _make_dirs(os.path.dirname(destination))
     os.rename(source, destination)
     return _entry(destination)
 
@@ -257,7 +271,7 @@ def open_read(path: str) -> tuple[int, int]:
 
 def open_write(path: str, mode: int | None) -> int:
     """Open a regular file for writing, made with its parents or emptied."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _make_dirs(os.path.dirname(path))
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
     except OSError as error:
