@@ -220,6 +220,27 @@ def test_rescore_runs_evaluate_alone() -> None:
     assert results[0].reward == sum(records[0]["step_rewards"]) + len(records[0]["messages"])
 
 
+def test_an_env_that_answers_in_text_is_replayed_too() -> None:
+    class Chat(Dice):
+        def reply(self, message: Any) -> StepResult:
+            return self.step("throw", {})
+
+    class Speaker(API):
+        def __call__(self, trajectory: Any, sampling_params: Any = None, **kwargs: Any) -> Any:
+            return {"role": "assistant", "content": "Again!", "finish_reason": "stop"}
+
+    rollout = APIMultiTurnRollout(Speaker(), env_factory=lambda _: Chat(), max_turns=12)
+    message = {"role": "user", "content": "Throw."}
+    (one,) = rollout([{"messages": [message], "user_data": {"seed": 3}}])
+    record = json.loads(json.dumps(one))
+    assert record["stop_reason"] == "env_done"
+    (same,) = replay([record], lambda _: Chat())
+    assert (same.status, same.steps) == (ReplayStatus.SAME, len(record["step_rewards"]))
+    (other,) = replay([record], lambda _: Chat(seeded=False, from_step=1))
+    assert other.difference is not None
+    assert (other.difference.step, other.difference.turn) == (1, 2)
+
+
 def test_limits_are_checked() -> None:
     with pytest.raises(ValueError, match="concurrency"):
         replay([], lambda _: Dice(), concurrency=0)

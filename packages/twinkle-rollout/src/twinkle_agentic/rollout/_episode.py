@@ -37,7 +37,7 @@ __all__ = ["Episode", "MessageSource", "Plan", "SourceEnded", "play"]
 
 logger = logging.getLogger(__name__)
 
-_BROKEN_CALL = (
+BROKEN_CALL = (
     "Error: your last message holds a tool call that could not be read, so nothing was executed. "
     "Write the call again in the format of the tools."
 )
@@ -298,7 +298,7 @@ class Episode:
     async def _answer_text(self, reply: Reply) -> None:
         """Go on after a message without a call, where the env or `on_broken_call` has a word."""
         if self._broken_in_a_row:
-            self.source.add([{"role": "user", "content": _BROKEN_CALL}])
+            self.source.add([{"role": "user", "content": BROKEN_CALL}])
             return
         failure, self._empty_reply = self._empty_reply, None
         limit_s = self._deadline.cap_s(self._plan.limits.tool_timeout_s)

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from twinkle_agentic._aio.bounded import bounded, finish_async
+from twinkle_agentic._aio.bounded import Deadline
 from twinkle_agentic._aio.limits import check_count, check_limit
 from twinkle_agentic._aio.loop import run_sync
-from twinkle_agentic._aio.threads import ThreadPool, run_blocking, use_pool
-from twinkle_agentic.envs.base import StepResult, as_step_result, overrides_evaluate
-from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.protocol._messages import NOT_EXECUTED
-from twinkle_agentic.rollout.types import EnvFactory, StopReason
+from twinkle_agentic.rollout._episode import BROKEN_CALL
+from twinkle_agentic.rollout._episode_env import EnvPlan, EnvThreads, EpisodeEnv
+from twinkle_agentic.rollout._tool_calls import Toolbox
+from twinkle_agentic.rollout.types import EnvFactory, Limits, StopReason
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.tool_manager import ToolManager
 
@@ -91,18 +91,6 @@ class Replay:
     reward: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Limits:
-    step_timeout_s: float
-    reset_timeout_s: float
-    evaluate_timeout_s: float
-    close_timeout_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        for name in ("step_timeout_s", "reset_timeout_s", "evaluate_timeout_s", "close_timeout_s"):
-            check_limit(name, getattr(self, name))
-
-
 async def areplay(
     trajectories: Sequence[Mapping[str, Any]],
     env_factory: EnvFactory,
@@ -130,8 +118,8 @@ async def areplay(
     Raises:
         ValueError: A limit is out of range.
     """
-    limits = _Limits(
-        step_timeout_s=step_timeout_s,
+    limits = Limits(
+        tool_timeout_s=_checked("step_timeout_s", step_timeout_s),
         reset_timeout_s=reset_timeout_s,
         evaluate_timeout_s=evaluate_timeout_s,
     )
@@ -163,11 +151,7 @@ async def arescore(
     Raises:
         ValueError: A limit is out of range.
     """
-    limits = _Limits(
-        step_timeout_s=evaluate_timeout_s,
-        reset_timeout_s=reset_timeout_s,
-        evaluate_timeout_s=evaluate_timeout_s,
-    )
+    limits = Limits(reset_timeout_s=reset_timeout_s, evaluate_timeout_s=evaluate_timeout_s)
     return await _each(trajectories, env_factory, _Scorer, concurrency, limits, on_done)
 
 
@@ -194,130 +178,114 @@ class _DifferentError(Exception):
 
 
 class _Player:
-    """Plays one trajectory again."""
+    """Plays one trajectory again, in an env that is led as a rollout leads it."""
 
-    def __init__(self, name: str, record: Mapping[str, Any], limits: _Limits) -> None:
+    def __init__(self, name: str, record: Mapping[str, Any], plan: EnvPlan) -> None:
         self._name = name
         self._record = record
-        self._limits = limits
-        self._rewards: list[float] = []
+        self._plan = plan
+        self._toolbox = Toolbox(ToolManager())
         self._eval_reward: float | None = None
-        self._done = False
 
-    async def run(self, env_factory: EnvFactory) -> Replay:
+    async def run(self) -> Replay:
         """Make the env, play, score, close."""
         record = self._record
         if record.get("reward") is None or _infrastructure(record):
             why = record.get("error") or "the record has no reward"
             return self._result(ReplayStatus.SKIPPED, error=str(why))
-        env: Any = None
+        env = EpisodeEnv(self._plan, record)
         try:
-            env = await bounded(self._open(env_factory), self._limits.reset_timeout_s)
-            await self.play(env)
+            self._toolbox = await env.open(Deadline(None))
+            await self.play()
+            await self._score(env)
         except _DifferentError as error:
             return self._result(ReplayStatus.DIFFERENT, difference=error.difference)
         except Exception as error:
             return self._result(ReplayStatus.FAILED, error=describe_error(error))
         finally:
-            if env is not None:
-                await self._close(env)
-        return self._result(ReplayStatus.SAME, reward=sum(self._rewards) + (self._eval_reward or 0))
+            await env.close()
+            if env.close_error is not None:
+                logger.warning("closing the env of %s: %s", self._name, env.close_error)
+        return self._result(ReplayStatus.SAME, reward=self.earned() + (self._eval_reward or 0.0))
 
-    async def play(self, env: Any) -> None:
-        """Give the recorded calls to the env, in order."""
-        tools = EnvTool.from_env(env, timeout_s=self._limits.step_timeout_s)
-        manager = ToolManager(tools)
-        messages: list[Mapping[str, Any]] = list(self._record.get("messages") or ())
+    async def play(self) -> None:
+        """Give what the model wrote to the env, in order."""
+        messages: list[dict[str, Any]] = list(self._record.get("messages") or ())
         turn = 0
         for position, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
             turn += 1
-            answers = {
-                str(answer.get("tool_call_id")): str(answer.get("content") or "")
-                for answer in messages[position + 1 :]
-                if answer.get("role") == "tool"
-            }
-            for call in message.get("tool_calls") or ():
-                recorded = answers.get(str(call.get("id")))
-                if recorded is None or _never_ran(recorded, call):
-                    continue
-                await self._call(manager, call, turn, recorded)
-        ended = self._record.get("stop_reason") in (StopReason.ENV_DONE, "env_truncated")
-        if ended != self._done:
-            self._differs(turn, self._last_step, "done", ended, self._done)
-        await self.score(env)
+            following = messages[position + 1 :]
+            if message.get("tool_calls"):
+                await self._call_all(message["tool_calls"], following, turn)
+            elif following and following[0].get("role") == "user":
+                await self._reply(message, str(following[0].get("content") or ""), turn)
+        ended = self._record.get("stop_reason") in (StopReason.ENV_DONE, StopReason.ENV_TRUNCATED)
+        if ended != self._toolbox.done:
+            self._differs(turn, self._steps - 1 if self._steps else None, "done", ended, not ended)
 
-    async def _call(
-        self, manager: ToolManager, call: Mapping[str, Any], turn: int, recorded: str
+    def earned(self) -> float:
+        """Return what the steps earned."""
+        return sum(self._toolbox.steps.rewards)
+
+    async def _call_all(
+        self,
+        calls: Sequence[dict[str, Any]],
+        following: Sequence[Mapping[str, Any]],
+        turn: int,
     ) -> None:
-        outcome = await manager.arun(call)
-        step = outcome.value if isinstance(outcome.value, StepResult) else None
-        if step is not None and step.info.get("error") and step.done:
-            raise RuntimeError(f"turn {turn}: {step.info['error']}")
-        number: int | None = None
-        if step is not None:
-            number = len(self._rewards)
-            counts = step.error is None and not step.info.get("reward_missing")
-            self._rewards.append(step.reward if counts else 0.0)
-        if outcome.text != recorded:
-            self._differs(turn, number, "observation", recorded, outcome.text)
+        answers = {
+            str(answer.get("tool_call_id")): str(answer.get("content") or "")
+            for answer in following
+            if answer.get("role") == "tool"
+        }
+        for call in calls:
+            recorded = answers.get(str(call.get("id")))
+            if recorded is None or _never_ran(recorded, call):
+                continue
+            before = self._steps
+            text = await self._toolbox.run(call, self._plan.limits.tool_timeout_s)
+            self._compare(turn, before, recorded, text)
+
+    async def _reply(self, message: dict[str, Any], recorded: str, turn: int) -> None:
+        if recorded == BROKEN_CALL:  # of the rollout, not of the env
+            return
+        before = self._steps
+        text = await self._toolbox.reply(message, self._plan.limits.tool_timeout_s)
+        if text is not None:
+            self._compare(turn, before, recorded, text)
+
+    def _compare(self, turn: int, before: int, recorded: str, text: str) -> None:
+        """Compare what came back, and the step that was taken for it, if any."""
+        steps = self._toolbox.steps
+        if (loss := steps.loss) is not None:
+            raise RuntimeError(f"turn {turn}: {loss.text}")
+        step = before if self._steps > before else None
+        if text != recorded:
+            self._differs(turn, step, "observation", recorded, text)
         if step is None:
             return
-        expected = list(self._record.get("step_rewards") or ())
-        was = expected[len(self._rewards) - 1] if len(expected) >= len(self._rewards) else None
-        if was is None or not math.isclose(
-            was, self._rewards[-1], rel_tol=_REWARD_TOLERANCE, abs_tol=_REWARD_TOLERANCE
-        ):
-            self._differs(turn, number, "reward", was, self._rewards[-1])
-        self._done = step.done
-        if step.done and len(self._rewards) < len(expected):
-            self._differs(turn, number, "done", False, True)
+        expected: list[float] = self._record.get("step_rewards") or []
+        was = expected[step] if len(expected) > step else None
+        if was is None or not _equal(was, steps.rewards[step]):
+            self._differs(turn, step, "reward", was, steps.rewards[step])
+        if self._toolbox.done and self._steps < len(expected):
+            self._differs(turn, step, "done", False, True)
 
-    async def score(self, env: Any) -> None:
+    async def _score(self, env: EpisodeEnv) -> None:
         """Let an env that scores the whole do so, and compare."""
         recorded = self._record.get("eval_reward")
-        if recorded is None or not overrides_evaluate(env):
+        if recorded is None or not env.scores:
             return
-        evaluate: Any = getattr(env, "aevaluate", None)
-        trajectory: Any = [dict(self._record)]
-        work = run_blocking(env.evaluate, trajectory) if evaluate is None else evaluate(trajectory)
-        (found,) = await bounded(work, self._limits.evaluate_timeout_s)
-        self._eval_reward = float(found)
-        if not math.isclose(
-            recorded, self._eval_reward, rel_tol=_REWARD_TOLERANCE, abs_tol=_REWARD_TOLERANCE
-        ):
+        self._eval_reward = await env.score(self._record)
+        if not _equal(recorded, self._eval_reward):
             turns = int(self._record.get("turns") or 0)
             self._differs(turns, None, "eval_reward", recorded, self._eval_reward)
 
     @property
-    def _last_step(self) -> int | None:
-        return len(self._rewards) - 1 if self._rewards else None
-
-    async def _open(self, env_factory: EnvFactory) -> Any:
-        trajectory: Any = dict(self._record)
-        env: Any = await finish_async(run_blocking(env_factory, trajectory))
-        try:
-            acquire: Any = getattr(env, "aacquire", None)
-            if acquire is not None:
-                await acquire()
-            areset: Any = getattr(env, "areset", None)
-            first = await (
-                run_blocking(env.reset, trajectory) if areset is None else areset(trajectory)
-            )
-            as_step_result(first)
-        except BaseException:
-            await self._close(env)
-            raise
-        return env
-
-    async def _close(self, env: Any) -> None:
-        aclose: Any = getattr(env, "aclose", None)
-        closing = run_blocking(env.close) if aclose is None else aclose()
-        try:
-            await bounded(closing, self._limits.close_timeout_s)
-        except Exception as error:
-            logger.warning("closing the env of %s: %s", self._name, describe_error(error))
+    def _steps(self) -> int:
+        return len(self._toolbox.steps.rewards)
 
     def _differs(
         self, turn: int, step: int | None, field: str, recorded: object, found: object
@@ -333,16 +301,18 @@ class _Player:
         )
 
     def _result(self, status: ReplayStatus, **fields: Any) -> Replay:
-        return Replay(id=self._name, status=status, steps=len(self._rewards), **fields)
+        return Replay(id=self._name, status=status, steps=self._steps, **fields)
 
 
 class _Scorer(_Player):
     """Scores one trajectory again, without playing it."""
 
-    async def play(self, env: Any) -> None:
-        """Score only."""
-        self._rewards = [float(reward) for reward in self._record.get("step_rewards") or ()]
-        await self.score(env)
+    async def play(self) -> None:
+        """Play nothing."""
+
+    def earned(self) -> float:
+        """Return what the steps of the record earned."""
+        return sum(float(reward) for reward in self._record.get("step_rewards") or ())
 
 
 async def _each(
@@ -350,17 +320,21 @@ async def _each(
     env_factory: EnvFactory,
     player: type[_Player],
     concurrency: int,
-    limits: _Limits,
+    limits: Limits,
     on_done: Callable[[Replay], None] | None,
 ) -> list[Replay]:
     check_count("concurrency", concurrency)
     places = asyncio.Semaphore(concurrency)
-    use_pool(ThreadPool(2 * concurrency))
+    plan = EnvPlan(
+        factory=env_factory,
+        limits=limits,
+        reset_observation="ignore",
+        threads=EnvThreads(concurrency),
+    )
 
     async def one(position: int, record: Mapping[str, Any]) -> Replay:
         async with places:
-            name = str(record.get("id", position))
-            result = await player(name, record, limits).run(env_factory)
+            result = await player(str(record.get("id", position)), record, plan).run()
         if on_done is not None:
             on_done(result)
         return result
@@ -368,6 +342,15 @@ async def _each(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(*pair)) for pair in enumerate(trajectories)]
     return [task.result() for task in tasks]
+
+
+def _checked(name: str, seconds: float) -> float:
+    check_limit(name, seconds)
+    return seconds
+
+
+def _equal(recorded: float, found: float) -> bool:
+    return math.isclose(recorded, found, rel_tol=_REWARD_TOLERANCE, abs_tol=_REWARD_TOLERANCE)
 
 
 def _infrastructure(record: Mapping[str, Any]) -> bool:
