@@ -113,7 +113,7 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 
 def test_logs_that_are_not_read_hold_nothing_up() -> None:
-    """Standard error is a pipe of 64 KiB that nobody empties."""
+    """Standard error is a pipe of 64 KiB that is not read."""
     code = """
 import logging
 from openenv_server._logs import configure_logs, flush_logs

@@ -339,7 +339,7 @@ def test_enough_requests_were_sent(target: Target) -> None:
 
 
 def broken_archive(seed: int) -> bytes:
-    """Return a tar file that nobody would write, or one with some bytes changed."""
+    """Return a tar file that no archiver writes, or one with some bytes changed."""
     chance = random.Random(seed)
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:

@@ -98,7 +98,7 @@ class GuestProcess:
         self.signal_soon(signal.SIGKILL)
 
     def signal_soon(self, number: int, *, group: bool = True) -> None:
-        """Send a signal without waiting for it; nothing happens when the program is gone."""
+        """Send a signal without waiting for it; nothing happens when the program has ended."""
         request = kill_request(self._call) | {"id": 0, "signal": int(number), "group": group}
         self._channel.send(request)
 

@@ -190,7 +190,8 @@ class Sandbox(FileOperations):
         system call filter. `stdin` is at its end. Descriptor 3 is a control channel, a stream
         socket: `GuestProcess.write_stdin` writes to it, and what the function writes there is the
         stream `control` of `GuestProcess.output`, behind everything it printed before. When the
-        program ends, its end is told within half a second, whoever holds its output open.
+        program ends, its end is reported within half a second, even where another process holds its
+        output open.
 
         Interpreters of one launcher share the address layout and the hash seed of the zygote.
 
@@ -219,7 +220,7 @@ class Sandbox(FileOperations):
         return GuestProcess(self._channel, call, call.field(message, "pid", int))
 
     def kill_programs_soon(self) -> None:
-        """Kill every program of the sandbox, whoever started it; its files stay."""
+        """Kill every program of the sandbox, however it was started; its files stay."""
         self._channel.send({"op": "kill_all", "id": 0})
 
     def abandon(self, reason: str) -> None:

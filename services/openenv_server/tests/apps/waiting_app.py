@@ -1,4 +1,4 @@
-"""An environment that needs no `openenv`, whose steps wait until they are told to end."""
+"""An environment that needs no `openenv`, whose steps wait until `abort` is called."""
 
 from __future__ import annotations
 

@@ -10,19 +10,23 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["LimitedProtocol", "OncePerSecond", "limits"]
+from sandbox_server.access import is_loopback
+
+__all__ = ["ConnectionLimits", "LimitedProtocol", "OncePerSecond", "limits"]
 
 MAX_HEAD_BYTES = 64 << 10
 """Of request line and headers together; longer ones are answered with 400."""
 
 
-class limits:  # settings of the process, which uvicorn has no way to hand over
-    """Set once, before the server runs.
+@dataclass(slots=True)
+class ConnectionLimits:
+    """Limits of the connections of this process, set once before the server runs.
 
     Attributes:
         head_timeout_s: Seconds from the first byte of a request to the end of its headers, and for
@@ -37,6 +41,8 @@ class limits:  # settings of the process, which uvicorn has no way to hand over
     connections: int = 16384
     connections_per_peer: int = 1024
 
+
+limits = ConnectionLimits()  # of the process: uvicorn has no way to hand them to a protocol
 
 _open: Counter[str] = Counter()
 logger = logging.getLogger(__name__)
@@ -54,8 +60,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(cast("Any", transport))
         address: Any = transport.get_extra_info("peername")
         peer = str(address[0]) if address else ""
-        local = peer.startswith("127.") or peer == "::1"
-        too_many = not local and _open[peer] >= limits.connections_per_peer
+        too_many = not is_loopback(peer) and _open[peer] >= limits.connections_per_peer
         if too_many or _open.total() >= limits.connections:
             logger.warning("a connection of %s was closed: there are too many", peer)
             cast("asyncio.Transport", transport).abort()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from twinkle_agentic.protocol._fields import fields_of, items_of
+from twinkle_agentic.rollout._files import whole_file
 from twinkle_agentic.tools.text import clean_text, to_jsonable
 
 __all__ = ["json_line", "training_trace", "write_jsonl"]
@@ -62,16 +62,8 @@ def write_jsonl(path: str | os.PathLike[str], trajectories: Iterable[Mapping[str
         OSError: The file cannot be written; nothing of it is left.
     """
     target = Path(path)
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(json_line(trajectory) for trajectory in trajectories)
-            file.flush()
-            os.fsync(file.fileno())  # the new name must never stand for an empty file
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with whole_file(target, sync=True) as file:
+        file.writelines(json_line(trajectory) for trajectory in trajectories)
     return target
 
 

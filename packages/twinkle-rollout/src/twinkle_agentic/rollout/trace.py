@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from twinkle_agentic.rollout._files import whole_file
 from twinkle_agentic.rollout.types import user_data_of
 from twinkle_agentic.tools.outcome import describe_error
 from twinkle_agentic.tools.text import to_jsonable
@@ -92,7 +93,8 @@ class TraceWriter:
             if raw_replies:
                 record["raw_replies"] = raw_replies
             text = json.dumps(to_jsonable(record), ensure_ascii=False, indent=2)
-            _replace(path, text.encode("utf-8", "backslashreplace"))
+            with whole_file(path, errors="backslashreplace") as file:
+                file.write(text)
             return str(path), None
         except Exception as error:
             problem = describe_error(error)
@@ -140,14 +142,3 @@ def _name(
     parts = [word, *([label] if label else []), f"{position:05d}"]
     # Trajectories of one prompt share its id, and several rollouts may share the folder.
     return f"{step}{'-'.join(parts)}-{uuid.uuid4().hex[:8]}.json"
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -123,6 +123,7 @@ class McpServer:
         self._tools: list[McpTool] = []
         self._owner: asyncio.Task[None] | None = None  # enters and leaves the session's contexts
         self._stop: asyncio.Event | None = None
+        self._connected = False  # the owner waits for `stop`
 
     def start(self) -> Self:
         """Connect and list the tools; as `astart`, from synchronous code."""
@@ -212,6 +213,7 @@ class McpServer:
                 session = await self._connect(stack)
                 self._tools = [McpTool(self, tool) for tool in await _list_tools(session)]
                 self._session = session
+                self._connected = True
                 ready.set_result(None)
                 await stop.wait()
         except Exception as error:
@@ -223,6 +225,7 @@ class McpServer:
                 ready.set_exception(lost)
         finally:
             self._session = None
+            self._connected = False
 
     async def _connect(self, stack: AsyncExitStack) -> mcp.ClientSession:
         if isinstance(self.target, str):
@@ -272,10 +275,10 @@ class McpServer:
         self._session, self._tools = None, []
         if owner is None:
             return
-        if self._stop is not None:
+        if self._stop is not None and self._connected:
             self._stop.set()
-        # While it still connects it does not look at `stop`.
-        await asyncio.wait({owner}, timeout=0.1 if not owner.done() else None)
+        else:  # it looks at `stop` only once it is connected
+            owner.cancel()
         done, _ = await asyncio.wait({owner}, timeout=_CLOSE_TIMEOUT_S)
         if not done:
             owner.cancel()

@@ -1,4 +1,4 @@
-"""What a model is told beside the first observation, from what the environment says of itself.
+"""The text beside the first observation, from what the environment says of itself.
 
 Only what is the same in process and over the network is used: the name of the environment, the JSON
 Schema of its observations and the tools.

@@ -140,7 +140,7 @@ class CodingTaskEnv(Env):
             # Too large, say, or refused by the server: the model may hand in something else.
             lives = isinstance(error, ActionRefusedError) or error.session_lives
             return StepResult.failed(error, done=not lives)
-        except TwinkleEnvError as error:  # the session is gone: our fault, not the solution's
+        except TwinkleEnvError as error:  # the session was lost: not the solution's fault
             return StepResult.failed(error)
 
     def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:

@@ -8,16 +8,14 @@ So a page of thousands of trajectories opens as fast as a small one.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
+from twinkle_agentic.rollout._files import whole_file
 from twinkle_agentic.rollout.report._rows import (
     Run,
     group_of,
@@ -51,19 +49,8 @@ def write_report(runs: Sequence[Run], path: Path) -> int:
     if len(runs) not in (1, 2):
         raise ValueError(f"a report shows one run or two, found {len(runs)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as page:
-            count = _write(page, runs)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
-    return count
+    with whole_file(path) as page:
+        return _write(page, runs)
 
 
 def _write(page: IO[str], runs: Sequence[Run]) -> int:
