@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import runpy
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +143,42 @@ def test_a_lost_session_is_no_score(env: CodingTaskEnv) -> None:
     result = env.step("submit_solution", {"code": "def f(x): return x * x"})
     assert result.done
     assert result.info["error_kind"] == "session_lost"
+
+
+def kill_sandboxes(server_pid: int, stop: threading.Event) -> None:
+    """Kill each process in a pid namespace below the server, until `stop` or for 60 s."""
+    until = time.monotonic() + 60
+    while not stop.wait(0.02) and time.monotonic() < until:
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):
+                lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+                if len(lines["NSpid"].split()) > 1 and is_below(int(lines["Pid"]), server_pid):
+                    os.kill(int(lines["Pid"]), signal.SIGKILL)
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1 and pid != ancestor:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == ancestor
+
+
+def test_a_sandbox_that_ends_under_a_solution_is_no_score(coding_server: ServerProcess) -> None:
+    with CodingTaskEnv(coding_server.url) as env:
+        env.reset(task())
+        stop = threading.Event()
+        killer = threading.Thread(target=kill_sandboxes, args=(coding_server.pid or 0, stop))
+        killer.start()
+        try:
+            code = "import time\ntime.sleep(2)\ndef f(x): return x * x"
+            found = env.step("submit_solution", {"code": code})
+        finally:
+            stop.set()
+            killer.join()
+        assert (found.done, found.info["error_kind"]) == (True, "sandbox_lost")
+        assert found.info["retryable"]
+        env.reset(task())
+        found = env.step("submit_solution", {"code": "def f(x): return x * x"})
+        assert (found.reward, found.done) == (1.0, True)
 
 
 def test_a_task_without_tests_is_refused(env: CodingTaskEnv) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from openenv_server.limits import Failure, SessionLimits
 from openenv_server.session import CodeResult, CodeSession, Sessions
+from twinkle_isolation import Launcher, Sandbox, SandboxLostError, SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = SessionLimits(
@@ -175,6 +178,69 @@ async def test_a_fresh_run_ends_as_a_program_does(sessions: Sessions) -> None:
         "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()\n'value'"
     )
     assert (await sessions.run_fresh(code)).stdout == "thread\nexit\n"
+
+
+END_FROM_OUTSIDE: dict[str, Callable[[Sandbox], None]] = {
+    "kill of the interpreter": lambda sandbox: sandbox.kill_programs_soon(),
+    "end of the sandbox": lambda sandbox: sandbox.abandon("killed by the test"),
+}
+
+
+def end_fresh_runs(
+    monkeypatch: pytest.MonkeyPatch, times: int, end: Callable[[Sandbox], None]
+) -> list[asyncio.Task[None]]:
+    """End the next runs as something outside would, once their interpreter has begun."""
+    create = Launcher.create
+    tasks: list[asyncio.Task[None]] = []
+
+    async def end_begun(sandbox: Sandbox) -> None:
+        while (await sandbox.usage()).processes < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        end(sandbox)
+
+    async def watched(self: Launcher, spec: SandboxSpec | None = None, **more: Any) -> Sandbox:
+        sandbox = await create(self, spec, **more)
+        if len(tasks) < times:
+            tasks.append(asyncio.create_task(end_begun(sandbox)))
+        return sandbox
+
+    monkeypatch.setattr(Launcher, "create", watched)
+    return tasks
+
+
+@pytest.mark.parametrize("how", END_FROM_OUTSIDE)
+async def test_a_fresh_run_that_is_killed_from_outside_is_run_again(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with Sessions(dataclasses.replace(LIMITS, spares=0)) as sessions:
+        tasks = end_fresh_runs(monkeypatch, 1, END_FROM_OUTSIDE[how])
+        code = (
+            "import os, time\ntime.sleep(1)\nos.write(int(os.environ['TWINKLE_REPORT_FD']), b'1')"
+        )
+        result = await sessions.run_fresh(code)
+        await asyncio.gather(*tasks)
+    assert len(tasks) == 1
+    assert (result.report, result.failure) == ("1", None)
+
+
+async def test_a_sandbox_that_ends_under_a_fresh_run_is_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Sessions(dataclasses.replace(LIMITS, spares=0)) as sessions:
+        end_fresh_runs(monkeypatch, 2, END_FROM_OUTSIDE["end of the sandbox"])
+        with pytest.raises(SandboxLostError, match="ended under it"):
+            await sessions.run_fresh("import time\ntime.sleep(1)")
+
+
+async def test_a_fresh_run_that_kills_itself_is_a_crash(sessions: Sessions) -> None:
+    result = await sessions.run_fresh("import os\nos.kill(os.getpid(), 9)")
+    assert (result.failure, result.exit_code) == (Failure.CRASH, 137)
+
+
+async def test_what_the_kernel_kills_at_the_memory_limit_is_named_so(session: CodeSession) -> None:
+    shared = "import mmap\nflags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE\n"
+    result = await session.run(shared + "mmap.mmap(-1, 1 << 31, flags=flags)")
+    assert (result.failure, result.state) == (Failure.MEMORY, "lost")
 
 
 async def test_sessions_do_not_see_each_other(sessions: Sessions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import Literal
@@ -29,6 +30,16 @@ class CgroupLease:
         """Close the descriptors; the groups stay."""
         while self.fds:
             os.close(self.fds.pop())
+
+    def memory_kills(self) -> int:
+        """Return how many processes the kernel has killed at the memory limit."""
+        kills = 0
+        for directory in self.directories:
+            for name in ("memory.events", "memory.oom_control"):  # v2, v1
+                with contextlib.suppress(OSError):
+                    found = re.search(r"^oom_kill (\d+)", (directory / name).read_text(), re.M)
+                    kills += int(found[1]) if found else 0
+        return kills
 
     def remove(self) -> None:
         """Remove the groups, once their last process is gone (waits half a second)."""

@@ -316,7 +316,8 @@ class Launcher:
             if directory is not None:
                 self._in_background(discard, directory)
 
-        sandbox = Sandbox(channel, pidfd, pid, spec, on_end)
+        memory_kills = lease.memory_kills if lease is not None else lambda: 0
+        sandbox = Sandbox(channel, pidfd, pid, spec, on_end, memory_kills)
         self._sandboxes.add(sandbox)
         return sandbox
 

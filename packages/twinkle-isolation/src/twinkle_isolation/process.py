@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 from twinkle_isolation._channel import Call, Channel
@@ -37,9 +37,12 @@ class GuestProcess:
         end: How it ended; `None` while it runs or while its output is not read to the end.
     """
 
-    def __init__(self, channel: Channel, call: Call, pid: int) -> None:
+    def __init__(
+        self, channel: Channel, call: Call, pid: int, met_memory_limit: Callable[[], bool]
+    ) -> None:
         self._channel = channel
         self._call = call
+        self._met_memory_limit = met_memory_limit
         self.pid = pid
         self.end: ProcessEnd | None = None
 
@@ -66,11 +69,11 @@ class GuestProcess:
             if stream not in _STREAMS:
                 raise self._call.broken(f"stream is {stream!r}")
             return stream, body
-        self.end = ProcessEnd(
-            exit_code=self._call.field(message, "exit_code", int),
-            signal=message.get("signal"),
-            reason=message.get("reason"),
-        )
+        number, reason = message.get("signal"), message.get("reason")
+        if number == signal.SIGKILL and reason is None and self._met_memory_limit():
+            reason = "memory"  # by the cgroup, of which the supervisor knows nothing
+        exit_code = self._call.field(message, "exit_code", int)
+        self.end = ProcessEnd(exit_code=exit_code, signal=number, reason=reason)
         return None
 
     async def wait(self) -> ProcessEnd:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from twinkle_isolation._channel import Call, Channel
 from twinkle_isolation._files import FileOperations
@@ -51,10 +51,13 @@ class Sandbox(FileOperations):
         pid: int,
         spec: SandboxSpec,
         on_end: Callable[[], None],
+        memory_kills: Callable[[], int],
     ) -> None:
         self._channel = channel
         self._pidfd: int | None = pidfd
         self._on_end = on_end
+        self._memory_kills = memory_kills
+        self._memory_kills_seen = 0
         self._exited = asyncio.Event()
         self.spec = spec
         self.pid = pid
@@ -156,7 +159,7 @@ class Sandbox(FileOperations):
             output_limit=output_limit,
         )
         message = await call.begun(kill_request(call))
-        process = GuestProcess(self._channel, call, call.field(message, "pid", int))
+        process = self._process(call, message)
         if timeout_s is not None:
             self._wake_after(timeout_s + _WAKE_MARGIN_S, call)
         return process
@@ -217,7 +220,16 @@ class Sandbox(FileOperations):
             user=user,
         )
         message = await call.begun(kill_request(call))
-        return GuestProcess(self._channel, call, call.field(message, "pid", int))
+        return self._process(call, message)
+
+    def _process(self, call: Call, message: dict[str, Any]) -> GuestProcess:
+        pid = call.field(message, "pid", int)
+        return GuestProcess(self._channel, call, pid, self._met_memory_limit)
+
+    def _met_memory_limit(self) -> bool:
+        """Return whether the kernel has killed for memory since this was asked last."""
+        before, self._memory_kills_seen = self._memory_kills_seen, self._memory_kills()
+        return self._memory_kills_seen > before
 
     def kill_programs_soon(self) -> None:
         """Kill every program of the sandbox, however it was started; its files stay."""

@@ -112,7 +112,7 @@ class ProcessEnd:
         exit_code: Its exit code; -1 when a signal ended it.
         signal: The signal, or `None`.
         reason: The limit because of which it, or something else of its session, was killed; or
-            `None`. Also `None` for what a cgroup's limit killed: that is signal 9.
+            `None`.
     """
 
     exit_code: int

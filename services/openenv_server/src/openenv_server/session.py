@@ -288,30 +288,47 @@ class Sessions:
         """Run a program in an interpreter and a sandbox of its own.
 
         What it writes to the descriptor whose number is in `TWINKLE_REPORT_FD` is the `report`.
+        A run that something outside may have killed is run once more: what kills itself does so
+        again.
 
         Args:
             code: The program. Like Python, it ends after its threads and exit handlers.
             timeout_s: Wall time, at most `limits.step_timeout_s`, which is the default.
 
         Raises:
-            IsolationError: There is no interpreter to be had; that is no fault of the code.
+            IsolationError: There is no interpreter to be had, or its sandbox ended under it; that
+                is no fault of the code.
         """
         if len(code) > self.limits.max_code_chars:
             return _too_long(code, self.limits)
         longest = self.limits.step_timeout_s
         limit_s = longest if timeout_s is None else min(timeout_s, longest)
         await self.start()
+        result, killed = await self._run_once(code, limit_s)
+        if killed:
+            logger.warning("a fresh run was killed: it is run once more")
+            result, _ = await self._run_once(code, limit_s)
+        if result is None:
+            raise SandboxLostError("the sandbox of a fresh run ended under it, twice")
+        return result
+
+    async def _run_once(self, code: str, limit_s: float) -> tuple[CodeResult | None, bool]:
+        """Return what came of it, `None` where its sandbox ended; and whether it was killed."""
         assert self._launcher is not None
         sandbox = await self._launcher.create(self._spec)
         try:
             python = await PythonSession.start(sandbox, report=True)
             collected = _Collected(self.limits)
             ended = await _run(python, code, collected, self.limits, limit_s, fresh=True)
+            if ended is None:
+                return None, True
             exit_code, failure, note = _judge(ended, self.limits, limit_s)
             notes = [note] if note else []
-            return collected.result(
+            result = collected.result(
                 exit_code=exit_code, failure=failure, state="kept", notes=notes, fresh=True
             )
+            by_signal = ended.end is not None and ended.end.signal == signal.SIGKILL
+            return result, by_signal and failure is Failure.CRASH
         finally:
             sandbox.abandon("its run has ended")
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic.envs.base import Env, StepResult
-from twinkle_agentic.envs.errors import EnvError, TwinkleEnvError
+from twinkle_agentic.envs.errors import EnvError, ErrorKind, TwinkleEnvError
 from twinkle_agentic.envs.openenv.client import OpenEnvClient
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
-from twinkle_agentic.envs.verdict import CompiledTests, Verdict, compile_tests
+from twinkle_agentic.envs.verdict import CompiledTests, Reason, Verdict, compile_tests
 from twinkle_agentic.tools.types import ToolInfo, Trajectory, user_data_dict
 
 __all__ = ["CodingTaskEnv"]
@@ -136,11 +136,11 @@ class CodingTaskEnv(Env):
             return result
         try:
             return self._scored(await self._judge(code))
-        except (ActionRefusedError, ServerError) as error:
-            # Too large, say, or refused by the server: the model may hand in something else.
-            lives = isinstance(error, ActionRefusedError) or error.session_lives
-            return StepResult.failed(error, done=not lives)
-        except TwinkleEnvError as error:  # the session was lost: not the solution's fault
+        except ActionRefusedError as error:  # too large: the model may hand in something else
+            return StepResult.failed(error, done=False)
+        except ServerError as error:  # what a solution does wrong is a report, never an error
+            return StepResult.failed(error, kind=ErrorKind.SANDBOX_LOST, retryable=True)
+        except TwinkleEnvError as error:
             return StepResult.failed(error)
 
     def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
@@ -163,6 +163,9 @@ class CodingTaskEnv(Env):
         program, key = self._tests.program(code)
         metadata = await self._run_fresh(program, self.timeout_s)
         report = metadata.get("report")
+        if metadata.get("failure") == "too_long":
+            text = "the solution is longer than the server takes"
+            return Verdict(passed=False, reason=Reason.LIMIT, text=text)
         if not isinstance(report, str):
             raise EnvError(f"the coding server gave no report, only {sorted(metadata)}")
         return self._tests.read_report(report, key, ended=str(metadata.get("failure") or ""))
