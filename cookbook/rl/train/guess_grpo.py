@@ -36,7 +36,7 @@ from torch.nn import functional
 
 from twinkle_agentic.envs import Env, StepResult
 from twinkle_agentic.envs.errors import SandboxLostError
-from twinkle_agentic.rollout import MultiTurnRollout, SampledTrajectory
+from twinkle_agentic.rollout import MultiTurnRollout, TokenTrajectory
 
 NUMBERS = 7
 TURNS = 3
@@ -235,7 +235,7 @@ class Sampler:
 # Training
 
 
-def returns_to_go(one: SampledTrajectory) -> list[float] | None:
+def returns_to_go(one: TokenTrajectory) -> list[float] | None:
     """Return, for each turn, what was earned from it to the end; `None` without a reward.
 
     A turn is one sampled token here, so this is one number for each label that is learnt.
@@ -247,7 +247,7 @@ def returns_to_go(one: SampledTrajectory) -> list[float] | None:
     return [sum(rewards[turn:]) for turn in range(len(rewards))]
 
 
-def advantages_of(group: Sequence[SampledTrajectory]) -> list[list[float] | None]:
+def advantages_of(group: Sequence[TokenTrajectory]) -> list[list[float] | None]:
     """Return the advantage of each turn relative to the same turn of the group.
 
     A trajectory that the infrastructure lost says nothing of the policy: it has no advantages, and
@@ -272,7 +272,7 @@ def advantages_of(group: Sequence[SampledTrajectory]) -> list[list[float] | None
 def update(
     model: Transformer,
     optimizer: torch.optim.Optimizer,
-    finished: Sequence[SampledTrajectory],
+    finished: Sequence[TokenTrajectory],
     advantages: Sequence[list[float] | None],
     *,
     entropy_weight: float,

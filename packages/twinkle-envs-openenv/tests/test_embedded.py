@@ -258,7 +258,7 @@ def test_environment_that_raised_a_fatal_error_is_over_until_reset(env: OpenEnv)
 def test_the_line_where_the_environment_raised_is_logged(
     env: OpenEnv, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinkle_agentic.envs.raised._said", set[Any]())
+    monkeypatch.setattr("twinkle_agentic.envs._log_once._logged", set[Any]())
     for _ in range(2):
         env.reset()
         env.step("any", {"command": "raise", "value": "oops"})

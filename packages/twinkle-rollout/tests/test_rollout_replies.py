@@ -183,7 +183,7 @@ def test_a_trajectory_at_the_turn_limit_can_be_continued(api: Any, echo: ToolMan
 
 
 def test_the_last_calls_can_be_executed(api: Any, echo: ToolManager) -> None:
-    out = roll(api("always"), echo, max_turns=1, run_last_calls=True)
+    out = roll(api("always"), echo, max_turns=1, execute_final_calls=True)
     assert out["messages"][-1]["content"] == "echo hi"
     assert out["stop_reason"] == "max_turns"
 

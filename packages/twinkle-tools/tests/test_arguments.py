@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.tools.arguments import ArgumentsError, compile_schema, parse_arguments
+from twinkle_agentic.tools._arguments import ArgumentsError, compile_schema, parse_arguments
 
 
 @pytest.mark.parametrize("raw", [None, "", "  \n", "null", "{}", '"{}"', '""', {}])

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from twinkle_agentic.tools import FunctionTool, ToolManager
-from twinkle_agentic.tools.arguments import ArgumentsError
+from twinkle_agentic.tools._arguments import ArgumentsError
 
 
 class Unit(enum.StrEnum):

@@ -9,10 +9,12 @@ def test_package_exports_what_it_says() -> None:
     package = importlib.import_module("twinkle_agentic.tools")
     assert package.__all__ == sorted(package.__all__)
     assert set(package.__all__) == {
+        "ArgumentsError",
         "FunctionTool",
         "Message",
         "Tool",
         "ToolCall",
+        "ToolErrorKind",
         "ToolInfo",
         "ToolManager",
         "ToolOutcome",

@@ -15,11 +15,11 @@ from typing import Any, cast
 from twinkle_agentic._aio.bounded import is_cancelled, is_ctrl_c
 from twinkle_agentic._aio.limits import check_limit
 from twinkle_agentic._aio.threads import run_blocking
+from twinkle_agentic.envs._log_once import log_raised
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, episode_number
 from twinkle_agentic.envs.errors import ErrorKind, TwinkleEnvError
-from twinkle_agentic.envs.raised import log_raised
+from twinkle_agentic.tools._outcome import what_was_raised
 from twinkle_agentic.tools.base import Tool
-from twinkle_agentic.tools.outcome import what_was_raised
 from twinkle_agentic.tools.types import Message, ToolInfo
 
 __all__ = ["EnvTool", "EpisodeRecord"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from twinkle_agentic.envs.errors import ErrorKind, TwinkleEnvError
-from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools._outcome import describe_error
 from twinkle_agentic.tools.text import clean_text, to_text
 
 __all__ = ["StepResult", "as_step_result"]

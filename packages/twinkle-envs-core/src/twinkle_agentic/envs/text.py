@@ -7,25 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from twinkle_agentic.envs.images import image_from_base64, image_from_pixels
-from twinkle_agentic.tools.text import (
-    MAX_TEXT_CHARS,
-    clean_text,
-    to_jsonable,
-    to_text,
-    truncate_middle,
-)
+from twinkle_agentic.tools.text import clean_text, to_jsonable
 
-__all__ = [
-    "MAX_TEXT_CHARS",
-    "clean_text",
-    "is_grid",
-    "is_unshown_data",
-    "render_command_output",
-    "render_fields",
-    "to_jsonable",
-    "to_text",
-    "truncate_middle",
-]
+__all__ = ["is_grid", "is_unshown_data", "render_command_output", "render_fields"]
 
 _MAX_NUMBERS = 64  # a flat list of more is data, not something a model reads
 _MAX_GRID_SIDE = 64

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from twinkle_agentic.protocol._fields import fields_of, items_of
-from twinkle_agentic.tools.arguments import parse_arguments
+from twinkle_agentic.tools._arguments import parse_arguments
 from twinkle_agentic.tools.text import clean_text, to_text
 
 __all__ = [

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from twinkle_agentic.rollout.multi_turn import MultiTurnRollout
     from twinkle_agentic.rollout.types import (
         FinishedTrajectory,
-        SampledTrajectory,
         StopReason,
+        TokenTrajectory,
         TokenTurn,
     )
 
@@ -29,9 +29,9 @@ __all__ = [
     "MultiTurnRollout",
     "RetryPolicy",
     "Rollout",
-    "SampledTrajectory",
     "SamplingParams",
     "StopReason",
+    "TokenTrajectory",
     "TokenTurn",
     "extend_with_bridge",
     "json_line",
@@ -45,7 +45,7 @@ _MODULES = {
     "MultiTurnRollout": "twinkle_agentic.rollout.multi_turn",
     "RetryPolicy": "twinkle_agentic.protocol.retry",
     "Rollout": "twinkle_agentic.rollout.base",
-    "SampledTrajectory": "twinkle_agentic.rollout.types",
+    "TokenTrajectory": "twinkle_agentic.rollout.types",
     "SamplingParams": "twinkle_agentic.protocol.sampling",
     "StopReason": "twinkle_agentic.rollout.types",
     "TokenTurn": "twinkle_agentic.rollout.types",

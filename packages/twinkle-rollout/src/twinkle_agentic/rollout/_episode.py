@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 from twinkle_agentic._aio.bounded import Deadline, must_propagate
 from twinkle_agentic._aio.threads import ThreadPool, use_pool
-from twinkle_agentic.envs.raised import log_raised
+from twinkle_agentic.envs._log_once import log_raised
 from twinkle_agentic.protocol._messages import KNOWN_FINISHES, NOT_EXECUTED, Reply
 from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.rollout._episode_env import EnvPlan, EpisodeEnv
@@ -30,7 +30,7 @@ from twinkle_agentic.rollout.types import (
     Limits,
     StopReason,
 )
-from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools._outcome import describe_error
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["Episode", "MessageSource", "Plan", "SourceEnded", "play"]
@@ -105,8 +105,8 @@ class Plan:
         source: Makes the message source of a trajectory.
         limits: How far a trajectory may go.
         envs: What their envs share; `None` where a tool manager is given.
-        run_last_calls: Whether calls of the last turn are executed; `None`: where an env stands
-            behind the tools.
+        execute_final_calls: Whether calls of the last turn are executed; by default where an env
+            stands behind the tools.
         on_broken_call: What follows a call that cannot be read.
         max_broken_calls: How many of them in a row are answered.
         finish_reason_required: A turn without a finish reason may be cut, and fails.
@@ -117,7 +117,7 @@ class Plan:
     source: Callable[[Mapping[str, Any]], MessageSource]
     limits: Limits
     envs: EnvPlan | None
-    run_last_calls: bool | None = None
+    execute_final_calls: bool | None = None
     on_broken_call: BrokenCallAnswer = "end"
     max_broken_calls: int = 3
     finish_reason_required: bool = True
@@ -216,9 +216,9 @@ class Episode:
         tools: Any = self._input.get("tools")
         self._tools = self._toolbox.manager.tool_infos() if tools is None else tools
         self._tools = self.source.begin(self._tools or None)
-        run_last = self._plan.run_last_calls
-        if run_last is None:
-            run_last = self._toolbox.has_env
+        execute_last = self._plan.execute_final_calls
+        if execute_last is None:
+            execute_last = self._toolbox.has_env
         while self._stop is None:
             reply = await self._timed("model", self._next_reply())
             if reply is None:
@@ -229,7 +229,7 @@ class Episode:
             last = self.source.turns >= self._plan.limits.max_turns
             if not reply.calls:
                 await self._timed("tools", self._answer_text(reply))
-            elif last and not run_last:
+            elif last and not execute_last:
                 self._answer(reply, "the turn limit was reached")
             else:
                 await self._timed("tools", self._execute(reply))
@@ -364,7 +364,7 @@ class Episode:
         return Failure(f"deadline_s={limit_s:g} passed before {missed}", "timeout", True)
 
     async def _score(self, env: EpisodeEnv) -> None:
-        if self._stop is None or self._stop.infrastructure or not env.scores:
+        if self._stop is None or self._stop.is_infrastructure or not env.scores:
             return
         if self.source.turns == 0:
             return
@@ -392,7 +392,7 @@ class Episode:
 
     def _reward(self) -> float | None:
         """Sum up the rewards; `None` where there is none, as `FinishedTrajectory` says."""
-        if self._stop is None or self._stop.infrastructure or self._unscored:
+        if self._stop is None or self._stop.is_infrastructure or self._unscored:
             return None
         if self.source.turns == 0 or not self._toolbox.has_env:
             return None

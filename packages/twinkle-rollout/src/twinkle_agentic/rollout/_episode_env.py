@@ -27,7 +27,7 @@ from twinkle_agentic.rollout.types import (
     ResetObservation,
     StopReason,
 )
-from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools._outcome import describe_error
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 __all__ = ["EnvPlan", "EnvThreads", "EpisodeEnv"]

@@ -8,7 +8,7 @@ from twinkle_agentic.envs.errors import TwinkleEnvError
 from twinkle_agentic.protocol._reply import error_of
 from twinkle_agentic.protocol.errors import ApiError
 from twinkle_agentic.rollout.types import Failure
-from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools._outcome import describe_error
 from twinkle_agentic.tools.text import to_text
 
 __all__ = ["failure_of"]

@@ -33,7 +33,7 @@ from twinkle_agentic.rollout._token_bridge import (
 )
 from twinkle_agentic.rollout.sampler import SampledSequence, Sampler, SampleResponse, Template
 from twinkle_agentic.rollout.types import Failure, StopReason
-from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools._outcome import describe_error
 
 __all__ = ["SampledChat", "SamplerBatch"]
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from twinkle_agentic.protocol._fields import fields_of, items_of
 from twinkle_agentic.rollout.sampler import Template
-from twinkle_agentic.tools.arguments import parse_arguments
+from twinkle_agentic.tools._arguments import parse_arguments
 
 __all__ = ["IGNORED", "BridgeError", "append_ids", "bridge_ids", "extend_with_bridge", "plain"]
 
@@ -112,12 +112,12 @@ def append_ids(
 
 
 def extend_with_bridge(
-    pif: Mapping[str, Any], tool_messages: Sequence[Mapping[str, Any]], template: Template
+    feature: Mapping[str, Any], tool_messages: Sequence[Mapping[str, Any]], template: Template
 ) -> dict[str, Any] | None:
     """Append tool messages and the next generation prompt to a model input.
 
     Args:
-        pif: `input_ids` that end with a sampled turn, `labels`, `messages`; not changed.
+        feature: `input_ids` that end with a sampled turn, `labels`, `messages`; not changed.
         tool_messages: The answers to the calls of that turn.
         template: As for `MultiTurnRollout`.
 
@@ -128,10 +128,10 @@ def extend_with_bridge(
     Raises:
         BridgeError: The chat template does not render it as a continuation.
     """
-    messages = items_of(pif.get("messages"))
-    last_id = int(pif["input_ids"][-1])
+    messages = items_of(feature.get("messages"))
+    last_id = int(feature["input_ids"][-1])
     ids = bridge_ids(template, messages, tool_messages, last_id=last_id)
-    longer = append_ids(template, pif, ids)
+    longer = append_ids(template, feature, ids)
     if longer is not None:
         longer["messages"] = [*messages, *tool_messages]
     return longer

@@ -14,7 +14,7 @@ from twinkle_agentic.envs.step_result import StepResult
 from twinkle_agentic.protocol._fields import fields_of
 from twinkle_agentic.protocol._messages import NOT_EXECUTED
 from twinkle_agentic.rollout.types import Failure
-from twinkle_agentic.tools.outcome import ToolOutcome, describe_error, refused
+from twinkle_agentic.tools._outcome import ToolOutcome, describe_error, refused
 from twinkle_agentic.tools.text import to_text
 from twinkle_agentic.tools.tool_manager import ToolManager
 

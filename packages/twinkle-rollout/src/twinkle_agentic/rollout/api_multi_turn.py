@@ -104,7 +104,7 @@ class APIMultiTurnRollout(Rollout):
         close_timeout_s: Limit of closing the env.
         max_threads: Threads for blocking tools and steps, and as many for resets and for closing;
             further calls queue.
-        run_last_calls: Overrides which calls of the last turn are executed: all or none.
+        execute_final_calls: Overrides which calls of the last turn are executed: all or none.
         on_done: Called with each finished trajectory as it ends, in the event loop: a short
             function, or a coroutine function (not for one that ends while the rollout is
             cancelled). What it raises is logged.
@@ -153,7 +153,7 @@ class APIMultiTurnRollout(Rollout):
         evaluate_timeout_s: float | None = 600.0,
         close_timeout_s: float = 30.0,
         max_threads: int = 256,
-        run_last_calls: bool | None = None,
+        execute_final_calls: bool | None = None,
         on_done: OnDone | None = None,
         retry: RetryPolicy | None = None,
         reasoning: Literal["keep", "drop"] = "keep",
@@ -197,7 +197,7 @@ class APIMultiTurnRollout(Rollout):
         self.max_broken_calls = max_broken_calls
         self.extra_body = check_body(extra_body)
         self.reset_observation: ResetObservation = reset_observation
-        self.run_last_calls = run_last_calls
+        self.execute_final_calls = execute_final_calls
         self.on_done = on_done
         self.trace_dir = trace_dir
         self.trace_callback = trace_callback
@@ -284,7 +284,7 @@ class APIMultiTurnRollout(Rollout):
                 reset_observation=self.reset_observation,
                 threads=self._env_threads,
             ),
-            run_last_calls=self.run_last_calls,
+            execute_final_calls=self.execute_final_calls,
             on_broken_call=self.on_broken_call,
             max_broken_calls=self.max_broken_calls,
             finish_reason_required=endpoint.sends_finish_reason if required is None else required,

@@ -33,7 +33,7 @@ from twinkle_agentic.rollout.types import (
     EnvFactory,
     Limits,
     ResetObservation,
-    SampledTrajectory,
+    TokenTrajectory,
 )
 
 __all__ = ["MultiTurnRollout"]
@@ -58,7 +58,7 @@ class MultiTurnRollout(Rollout):
     The model is shown the `tools` of a trajectory, where it has them, else those of its own env; a
     manager's definitions are not added to the prompt.
 
-    What comes back is described at `SampledTrajectory`; the model input (`input_ids`, `labels`,
+    What comes back is described at `TokenTrajectory`; the model input (`input_ids`, `labels`,
     ...) is among it. Tool messages that ended a trajectory are in `messages` only: they have no
     tokens.
 
@@ -92,7 +92,7 @@ class MultiTurnRollout(Rollout):
         max_attempts: How often a trajectory is played at most; as for `APIMultiTurnRollout`.
         deadline_s: Limit of one trajectory, all its attempts together; `None` for none. A turn that
             is being sampled is not cut.
-        run_last_calls: Overrides which calls of the last turn are executed: all or none.
+        execute_final_calls: Overrides which calls of the last turn are executed: all or none.
         on_done: Called with each finished trajectory as it ends; as for `APIMultiTurnRollout`.
         retry: How trajectories are played again; `max_attempts` is the short form.
         finish_reason_required: Whether a turn without a finish reason fails, since it may have been
@@ -127,7 +127,7 @@ class MultiTurnRollout(Rollout):
         max_threads: int = 256,
         max_attempts: int = 1,
         deadline_s: float | None = None,
-        run_last_calls: bool | None = None,
+        execute_final_calls: bool | None = None,
         on_done: OnDone | None = None,
         retry: RetryPolicy | None = None,
         finish_reason_required: bool = True,
@@ -149,7 +149,7 @@ class MultiTurnRollout(Rollout):
         check_count("max_threads", max_threads)
         check_count("max_broken_calls", max_broken_calls, at_least=0)
         self.retry = attempts_of(max_attempts, retry, env_factory)
-        self.run_last_calls = run_last_calls
+        self.execute_final_calls = execute_final_calls
         self.on_done = on_done
         self.finish_reason_required = finish_reason_required
         self.on_broken_call: BrokenCallAnswer = on_broken_call
@@ -196,7 +196,7 @@ class MultiTurnRollout(Rollout):
 
     def __call__(
         self, trajectories: Sequence[Mapping[str, Any]], **kwargs: Any
-    ) -> list[SampledTrajectory]:
+    ) -> list[TokenTrajectory]:
         """Roll out every trajectory.
 
         Args:
@@ -249,7 +249,7 @@ class MultiTurnRollout(Rollout):
                 threads=self._env_threads,
                 wait_for_slot=False,
             ),
-            run_last_calls=self.run_last_calls,
+            execute_final_calls=self.execute_final_calls,
             on_broken_call=self.on_broken_call,
             max_broken_calls=self.max_broken_calls,
             finish_reason_required=self.finish_reason_required,
@@ -277,7 +277,7 @@ class MultiTurnRollout(Rollout):
         except BaseException:
             playing.interrupt(self.limits.close_timeout_s + CANCELLATION_S)
             raise
-        return cast("list[SampledTrajectory]", outs)
+        return cast("list[TokenTrajectory]", outs)
 
     def _build_trace_record(
         self, traj: dict[str, Any], *, idx: int, success: bool | None

@@ -23,7 +23,7 @@ from twinkle_agentic.rollout._episode import BROKEN_CALL
 from twinkle_agentic.rollout._episode_env import EnvPlan, EnvThreads, EpisodeEnv
 from twinkle_agentic.rollout._tool_calls import Toolbox
 from twinkle_agentic.rollout.types import EnvFactory, Limits, StopReason
-from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools._outcome import describe_error
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 logger = logging.getLogger(__name__)
@@ -355,7 +355,7 @@ def _equal(recorded: float, found: float) -> bool:
 
 def _infrastructure(record: Mapping[str, Any]) -> bool:
     try:
-        return StopReason(str(record.get("stop_reason"))).infrastructure
+        return StopReason(str(record.get("stop_reason"))).is_infrastructure
     except ValueError:
         return False
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from twinkle_agentic.rollout._files import whole_file
 from twinkle_agentic.rollout.types import user_data_of
-from twinkle_agentic.tools.outcome import describe_error
+from twinkle_agentic.tools._outcome import describe_error
 from twinkle_agentic.tools.text import to_jsonable
 
 __all__ = ["TraceWriter", "trace_record"]

@@ -17,8 +17,8 @@ __all__ = [
     "FinishedTrajectory",
     "Limits",
     "ResetObservation",
-    "SampledTrajectory",
     "StopReason",
+    "TokenTrajectory",
     "TokenTurn",
     "user_data_of",
 ]
@@ -60,7 +60,7 @@ class StopReason(StrEnum):
         return self not in (StopReason.STOP, StopReason.ENV_DONE)
 
     @property
-    def infrastructure(self) -> bool:
+    def is_infrastructure(self) -> bool:
         """Whether a failure that is not the agent's ended it; there is no reward then."""
         return self in (StopReason.API_ERROR, StopReason.ENV_ERROR)
 
@@ -210,7 +210,7 @@ class FinishedTrajectory(Trajectory):
     trace_error: NotRequired[str]
 
 
-class SampledTrajectory(FinishedTrajectory):
+class TokenTrajectory(FinishedTrajectory):
     """What `MultiTurnRollout` returns: the model input as well, with whatever the template adds.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from twinkle_agentic._aio.bounded import finish
 from twinkle_agentic._aio.limits import check_limit
 from twinkle_agentic._aio.threads import run_blocking
-from twinkle_agentic.tools.arguments import ArgumentsError
+from twinkle_agentic.tools._arguments import ArgumentsError
 from twinkle_agentic.tools.base import Tool
 from twinkle_agentic.tools.types import ToolInfo
 

@@ -22,16 +22,28 @@ from twinkle_agentic._aio.bounded import (
 )
 from twinkle_agentic._aio.limits import check_limit
 from twinkle_agentic._aio.threads import ThreadPool, current_pool, run_blocking
-from twinkle_agentic.tools.arguments import ArgumentsError, parse_arguments
+from twinkle_agentic.tools._arguments import (
+    ArgumentsError,
+    Validate,
+    compile_schema,
+    parse_arguments,
+)
+from twinkle_agentic.tools._outcome import ToolErrorKind, ToolOutcome, describe_error, refused
 from twinkle_agentic.tools.base import Tool
-from twinkle_agentic.tools.outcome import ToolErrorKind, ToolOutcome, describe_error, refused
-from twinkle_agentic.tools.registration import Entry, make_entry, name_of, renamed
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, to_text
 from twinkle_agentic.tools.types import ToolInfo
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["ToolErrorKind", "ToolManager", "ToolOutcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A registered tool and the check of its arguments."""
+
+    tool: Any
+    validate: Validate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +95,23 @@ class ToolManager:
             )
         self.timeout_s = timeout_s
         self.max_result_chars = max_result_chars
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, _Entry] = {}
         self._owned: list[Any] = []  # sessions to close
         if tools is None:
             return
         if isinstance(tools, Mapping):
             for name, tool in cast("Mapping[str, Any]", tools).items():
-                self._entries[name] = make_entry(tool, name)
+                self._entries[name] = _entry(tool, name)
             return
         if isinstance(tools, (str, bytes)) or not isinstance(cast("object", tools), Iterable):
             raise TypeError(f"tools must be a mapping or an iterable of tools, found {tools!r}")
         for tool in tools:
-            name = name_of(tool)
+            name = _name_of(tool)
             if name in self._entries:
                 raise ValueError(
                     f"two tools are called {name!r}: rename one, or pass a dict to choose the names"
                 )
-            self._entries[name] = make_entry(tool, name)
+            self._entries[name] = _entry(tool, name)
 
     @classmethod
     def from_mcp(
@@ -158,8 +170,8 @@ class ToolManager:
         Raises:
             ValueError: It has no name, an invalid schema or an unusable limit.
         """
-        name = name_of(tool)
-        self._entries[name] = make_entry(tool, name)
+        name = _name_of(tool)
+        self._entries[name] = _entry(tool, name)
 
     def unregister(self, name: str) -> Any | None:
         """Remove a tool and return it; `None` where there is none of that name."""
@@ -182,7 +194,7 @@ class ToolManager:
 
     def tool_infos(self) -> list[ToolInfo]:
         """Return the definitions to show to the model, each under the name it is served by."""
-        return [renamed(entry.tool.tool_info(), name) for name, entry in self._entries.items()]
+        return [_renamed(entry.tool.tool_info(), name) for name, entry in self._entries.items()]
 
     def __call__(self, tool_call: Mapping[str, Any]) -> str:
         """Run one call and return the text for the model; never raises for a failed call."""
@@ -358,3 +370,41 @@ def _abandon(tool: Any, reason: str) -> Any:
     except Exception:
         logger.exception("abandon(%r) of %r failed", reason, tool)
         return None
+
+
+def _entry(tool: Any, name: object) -> _Entry:
+    """Check a tool once, so that a call finds nothing wrong with it."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a tool name must be a non-empty text, found {name!r}")
+    function = _function_of(tool)
+    check_limit("timeout_s", getattr(tool, "timeout_s", None), allow_none=True)
+    parameters = function.get("parameters")
+    return _Entry(tool, compile_schema(parameters, tool_name=name) if parameters else None)
+
+
+def _name_of(tool: Any) -> str:
+    name = _function_of(tool).get("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f"tool {type(tool).__name__} must have a non-empty tool_info()['function']['name'], "
+            f"found {name!r}"
+        )
+    return name
+
+
+def _renamed(info: ToolInfo, name: str) -> ToolInfo:
+    function = info.get("function", {})
+    if function.get("name") == name:
+        return info
+    return {**info, "function": {**function, "name": name}}
+
+
+def _function_of(tool: Any) -> Mapping[str, Any]:
+    if isinstance(tool, type) or not callable(tool) or not hasattr(tool, "tool_info"):
+        raise ValueError(
+            f"{tool!r} is no tool, for it has no tool_info() or cannot be called: "
+            "wrap a plain function in FunctionTool, pass an object and not its class"
+        )
+    info: Any = cast("Any", tool).tool_info()
+    function: Any = cast("Any", info).get("function") if isinstance(info, Mapping) else None
+    return cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {}

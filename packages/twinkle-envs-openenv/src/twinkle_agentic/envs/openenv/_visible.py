@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from twinkle_agentic.envs.text import is_grid, to_jsonable
+from twinkle_agentic.envs.text import is_grid
+from twinkle_agentic.tools.text import to_jsonable
 
 __all__ = ["is_offered", "is_shown", "shown_metadata"]
 

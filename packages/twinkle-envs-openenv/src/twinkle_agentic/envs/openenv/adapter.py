@@ -13,7 +13,7 @@ from twinkle_agentic.envs.openenv.episode import Episode
 from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
 from twinkle_agentic.envs.openenv.rendering import Guide, Renderer, mcp_error
 from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
-from twinkle_agentic.envs.text import to_text, truncate_middle
+from twinkle_agentic.tools.text import to_text, truncate_middle
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["ActionMapper", "Adapter", "require_one_name"]

@@ -35,7 +35,7 @@ from twinkle_agentic.envs.openenv.reset_kwargs import (
     offered_hint,
 )
 from twinkle_agentic.envs.openenv.sync_face import SessionClient
-from twinkle_agentic.envs.text import MAX_TEXT_CHARS
+from twinkle_agentic.tools.text import MAX_TEXT_CHARS
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 __all__ = ["OpenEnvClient"]

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from twinkle_agentic._aio.bounded import finish
 from twinkle_agentic._aio.limits import check_limit
 from twinkle_agentic._aio.threads import run_blocking
+from twinkle_agentic.envs._log_once import log_raised
 from twinkle_agentic.envs.base import StepResult, episode_number
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError, ErrorKind, TwinkleEnvError
 from twinkle_agentic.envs.openenv._guide import field_meanings
@@ -42,8 +43,7 @@ from twinkle_agentic.envs.openenv.tool_schemas import (
     tool_from_action,
     tools_from_mcp,
 )
-from twinkle_agentic.envs.raised import log_raised
-from twinkle_agentic.envs.text import MAX_TEXT_CHARS
+from twinkle_agentic.tools.text import MAX_TEXT_CHARS
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
 __all__ = ["OpenEnv"]

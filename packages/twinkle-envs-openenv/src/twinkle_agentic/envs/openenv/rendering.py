@@ -15,13 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from twinkle_agentic.envs.openenv._visible import is_shown, shown_metadata
-from twinkle_agentic.envs.text import (
-    is_unshown_data,
-    render_command_output,
-    render_fields,
-    to_jsonable,
-    to_text,
-)
+from twinkle_agentic.envs.text import is_unshown_data, render_command_output, render_fields
+from twinkle_agentic.tools.text import to_jsonable, to_text
 
 __all__ = ["Guide", "Rendered", "Renderer", "mcp_error", "observation_fields", "start_error"]
 

@@ -1,4 +1,4 @@
-"""Where an env raised, for its author: the error of a trajectory tells what, and no line."""
+"""Log the traceback of an exception in the code of an env, once per source line."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import logging
 import traceback
 
 from twinkle_agentic.envs.errors import TwinkleEnvError
-from twinkle_agentic.tools.outcome import describe_error, what_was_raised
+from twinkle_agentic.tools._outcome import describe_error, what_was_raised
 
 __all__ = ["log_raised"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_PLACES = 100  # what raises in more places than that has been said often enough
-_said: set[tuple[type, str, int]] = set()
+_MAX_PLACES = 100  # then no further one is logged
+_logged: set[tuple[type, str, int]] = set()
 
 
 def log_raised(error: BaseException, where: str) -> None:
-    """Log the traceback of an exception that no env is meant to raise, once for each place.
+    """Log the traceback of an exception that an env raised, once per source line.
 
-    Hundreds of episodes meet the same fault; one traceback is what its author needs. An error of
-    `twinkle_agentic.envs.errors` is no fault of the code, and is not logged.
+    The error of a trajectory has no traceback, and hundreds of episodes may raise the same
+    exception. Errors of `twinkle_agentic.envs.errors` are not logged.
 
     Args:
         error: What was raised.
@@ -33,11 +33,11 @@ def log_raised(error: BaseException, where: str) -> None:
     for frame, number in traceback.walk_tb(error.__traceback__):
         file, line = frame.f_code.co_filename, number
     place = (type(error), file, line)
-    if place in _said or len(_said) >= _MAX_PLACES:
+    if place in _logged or len(_logged) >= _MAX_PLACES:
         return
-    _said.add(place)
+    _logged.add(place)
     logger.warning(
-        "%s raised %s; this is said once for each place",
+        "%s raised %s; logged once per source line",
         where,
         describe_error(error),
         exc_info=(type(error), error, error.__traceback__),
