@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.openenv.rendering import Guide, Renderer, mcp_error, start_error
+from twinkle_agentic.envs.openenv._rendering import Guide, Renderer, mcp_error, start_error
 
 SERVER_TRACEBACK = """Traceback (most recent call last):
   File "/app/coding_env/server/python_executor.py", line 80, in run

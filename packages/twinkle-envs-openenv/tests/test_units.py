@@ -16,19 +16,18 @@ import twinkle_agentic.envs.openenv as package
 from twinkle_agentic.envs.base import Env
 from twinkle_agentic.envs.errors import EnvError, ErrorKind, SessionClosedError
 from twinkle_agentic.envs.openenv import ActionRefusedError, OpenEnvClient, ServerError
-from twinkle_agentic.envs.openenv.address import ServerAddress
-from twinkle_agentic.envs.openenv.bindings import WireBinding
-from twinkle_agentic.envs.openenv.importing import import_module, is_importable, load_object
-from twinkle_agentic.envs.openenv.in_process import read_result
-from twinkle_agentic.envs.openenv.protocol import MessageType, decode, encode, unsolicited
-from twinkle_agentic.envs.openenv.raw import RawResult
-from twinkle_agentic.envs.openenv.reset_kwargs import (
+from twinkle_agentic.envs.openenv._bindings import WireBinding
+from twinkle_agentic.envs.openenv._config import ServerAddress
+from twinkle_agentic.envs.openenv._importing import import_module, is_importable, load_object
+from twinkle_agentic.envs.openenv._protocol import MessageType, decode, encode, unsolicited
+from twinkle_agentic.envs.openenv._reset_kwargs import (
     ResetKwargs,
     collect_reset_kwargs,
     fit_to_signature,
 )
-from twinkle_agentic.envs.openenv.session import backoff_delays
-from twinkle_agentic.envs.openenv.tool_schemas import (
+from twinkle_agentic.envs.openenv._results import RawResult, read_result
+from twinkle_agentic.envs.openenv._session import backoff_delays
+from twinkle_agentic.envs.openenv._tool_schemas import (
     action_kind,
     check_fields,
     tool_from_action,

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from twinkle_agentic.envs.openenv.action_docs import read_action_docs
-from twinkle_agentic.envs.openenv.tool_schemas import tool_name
+from twinkle_agentic.envs.openenv._action_docs import read_action_docs
+from twinkle_agentic.envs.openenv._tool_schemas import tool_name
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["field_meanings", "how_to_act", "what_it_is"]

@@ -12,7 +12,7 @@ import asyncio
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from twinkle_agentic.envs.errors import (
     CapacityError,
@@ -20,9 +20,9 @@ from twinkle_agentic.envs.errors import (
     SessionClosedError,
     TwinkleEnvError,
 )
-from twinkle_agentic.envs.openenv.link import Link
-from twinkle_agentic.envs.openenv.link_settings import LinkSettings
-from twinkle_agentic.envs.openenv.server_schema import ServerSchemas, fetch_capacity, fetch_schemas
+from twinkle_agentic.envs.openenv._config import ConnectionConfig, ServerAddress
+from twinkle_agentic.envs.openenv._server_info import ServerSchemas, fetch_capacity, fetch_schemas
+from twinkle_agentic.envs.openenv._websocket import WebSocket, open_websocket
 
 __all__ = ["Servers"]
 
@@ -34,11 +34,11 @@ _WAIT_HEADER = "X-OpenEnv-Queue-Timeout-S"
 
 
 @dataclass(eq=False, slots=True)
-class _Server:
+class _Load:
     """What this process knows of a server.
 
     Attributes:
-        links: The sessions of this process on it.
+        websockets: The sessions of this process on it.
         free: Sessions it had room for when it was asked; `None` where it does not say.
         taken: Sessions of this process since then.
         ask_after: When to ask again, on the clock of the loop.
@@ -46,7 +46,7 @@ class _Server:
         down_until: When to try again.
     """
 
-    links: list[Link] = field(default_factory=list[Link])
+    websockets: list[WebSocket] = field(default_factory=list[WebSocket])
     free: int | None = None
     taken: int = 0
     ask_after: float = 0.0
@@ -55,32 +55,32 @@ class _Server:
     asking: asyncio.Task[None] | None = None
 
     def num_open(self) -> int:
-        self.links = [link for link in self.links if link.failure is None]
-        return len(self.links)
+        self.websockets = [websocket for websocket in self.websockets if websocket.is_open]
+        return len(self.websockets)
 
 
 class Servers:
     """The servers of one client.
 
     Args:
-        choices: How to reach each; they differ in the address alone.
+        addresses: Of each.
+        config: How to reach them.
+
+    Attributes:
+        last: The server of the last connection, or the first.
     """
 
-    def __init__(self, choices: Sequence[LinkSettings]) -> None:
-        self._choices = list(choices)
-        self._last = self._choices[0]
+    def __init__(self, addresses: Sequence[ServerAddress], config: ConnectionConfig) -> None:
+        self._addresses = list(addresses)
+        self._config = config
+        self.last = self._addresses[0]
 
     @property
     def where(self) -> str:
         """Their addresses, for messages."""
-        return ", ".join(choice.address.http_url for choice in self._choices)
+        return ", ".join(address.http_url for address in self._addresses)
 
-    @property
-    def last(self) -> LinkSettings:
-        """The server of the last connection, or the first."""
-        return self._last
-
-    async def open(self, *, wait_s: float) -> Link:
+    async def open(self, *, wait_s: float) -> WebSocket:
         """Connect to the server that has the most room, or to the next one where that fails.
 
         Args:
@@ -89,24 +89,24 @@ class Servers:
         Raises:
             TwinkleEnvError: The last failure, when no server can be reached.
         """
-        if len(self._choices) == 1:
-            return await self._connect(self._last, wait_s)
-        await asyncio.gather(*(_refresh(choice) for choice in self._choices))
+        if len(self._addresses) == 1:
+            return await self._connect(self.last, wait_s)
+        await asyncio.gather(*map(self._refresh, self._addresses))
         failures: list[TwinkleEnvError] = []
-        for choice in sorted(self._choices, key=_rank):
+        for address in sorted(self._addresses, key=_rank):
             try:
-                return await self._connect(choice, min(wait_s, _QUEUE_S))
+                return await self._connect(address, min(wait_s, _QUEUE_S))
             except CapacityError as error:
                 self.refused()
                 failures.insert(0, error)  # waiting may help
             except (SessionClosedError, EnvTimeoutError) as error:
-                _known(choice).down_until = asyncio.get_running_loop().time() + _DOWN_S
+                _load_of(address).down_until = asyncio.get_running_loop().time() + _DOWN_S
                 failures.append(error)
         raise failures[0]
 
     def refused(self) -> None:
         """Take note that the server of the last connection has no room."""
-        _known(self._last).full_until = asyncio.get_running_loop().time() + _FRESH_S
+        _load_of(self.last).full_until = asyncio.get_running_loop().time() + _FRESH_S
 
     async def schemas(self) -> ServerSchemas:
         """Return the JSON Schemas of action and observation, from the first server that answers.
@@ -115,76 +115,64 @@ class Servers:
             TwinkleEnvError: The last failure, when none does.
         """
         failure: Exception | None = None
-        for choice in sorted(self._choices, key=_rank):
+        for address in sorted(self._addresses, key=_rank):
             try:
-                return await fetch_schemas(choice)
+                return await fetch_schemas(address, self._config)
             except (SessionClosedError, EnvTimeoutError) as error:
                 failure = error
         assert failure is not None
         raise failure
 
-    async def _connect(self, choice: LinkSettings, wait_s: float) -> Link:
-        headers = {**(choice.headers or {}), _WAIT_HEADER: f"{max(0.0, wait_s):g}"}
-        server = _known(choice)
-        self._last = choice
-        server.taken += 1
+    async def _connect(self, address: ServerAddress, wait_s: float) -> WebSocket:
+        headers = {**(self._config.headers or {}), _WAIT_HEADER: f"{max(0.0, wait_s):g}"}
+        load = _load_of(address)
+        self.last = address
+        load.taken += 1
         try:
-            link = await Link.open(replace(choice, headers=headers))
+            websocket = await open_websocket(address, self._config, headers)
         except BaseException:
-            server.taken -= 1
+            load.taken -= 1
             raise
-        server.down_until = 0.0
-        server.links.append(link)
-        return link
+        load.down_until = 0.0
+        load.websockets.append(websocket)
+        return websocket
+
+    async def _refresh(self, address: ServerAddress) -> None:
+        """Ask a server for its room, unless that was done a moment ago; one question at a time."""
+        load = _load_of(address)
+        if asyncio.get_running_loop().time() < max(load.ask_after, load.down_until):
+            return
+        if load.asking is None or load.asking.done():
+            load.asking = asyncio.ensure_future(self._ask(address, load))
+        await asyncio.shield(load.asking)
+
+    async def _ask(self, address: ServerAddress, load: _Load) -> None:
+        loop = asyncio.get_running_loop()
+        taken = load.taken
+        try:
+            free = await fetch_capacity(address, self._config)
+        except (SessionClosedError, EnvTimeoutError):
+            load.down_until = loop.time() + _DOWN_S
+            return
+        load.free = free
+        load.taken -= taken  # those that were on their way meanwhile may not be in its count
+        load.ask_after = loop.time() + (_SILENT_S if free is None else _FRESH_S)
 
 
-def _rank(choice: LinkSettings) -> tuple[bool, bool, int, int, float]:
+def _rank(address: ServerAddress) -> tuple[bool, bool, int, int, float]:
     """Sort key: what is down last, what is full before it, then by room, then by open sessions."""
-    server = _known(choice)
+    load = _load_of(address)
     now = asyncio.get_running_loop().time()
-    room = 0 if server.free is None else server.free - server.taken
-    full = server.full_until > now or (server.free is not None and room <= 0)
+    room = 0 if load.free is None else load.free - load.taken
+    full = load.full_until > now or (load.free is not None and room <= 0)
     # Chance last: many processes that start together do not all begin with the same server.
-    return server.down_until > now, full, -room, server.num_open(), random.random()
+    return load.down_until > now, full, -room, load.num_open(), random.random()
 
 
-async def _refresh(choice: LinkSettings) -> None:
-    """Ask a server for its room, unless that was done a moment ago; one question at a time."""
-    server = _known(choice)
-    now = asyncio.get_running_loop().time()
-    if now < max(server.ask_after, server.down_until):
-        return
-    if server.asking is None or server.asking.done():
-        server.asking = asyncio.ensure_future(_ask(choice, server))
-    await asyncio.shield(server.asking)
+def _load_of(address: ServerAddress) -> _Load:
+    return _loads.setdefault(address.http_url, _Load())
 
 
-async def _ask(choice: LinkSettings, server: _Server) -> None:
-    loop = asyncio.get_running_loop()
-    taken = server.taken
-    try:
-        free = await fetch_capacity(choice)
-    except (SessionClosedError, EnvTimeoutError):
-        server.down_until = loop.time() + _DOWN_S
-        return
-    server.free = free
-    server.taken -= taken  # those that were on their way meanwhile may not be in its count
-    server.ask_after = loop.time() + (_SILENT_S if free is None else _FRESH_S)
+_loads: dict[str, _Load] = {}
 
-
-def _known(choice: LinkSettings) -> _Server:
-    return _servers.setdefault(choice.address.http_url, _Server())
-
-
-_servers: dict[str, _Server] = {}
-
-
-def _forget_after_fork() -> None:
-    # The links are the parent's, and so is the loop of the tasks.
-    _inherited.append(dict(_servers))
-    _servers.clear()
-
-
-_inherited: list[dict[str, _Server]] = []
-
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_loads.clear)  # the tasks are of the parent's loop

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from twinkle_agentic._aio.bounded import finish, finish_async
@@ -19,22 +17,21 @@ from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import EnvError, ErrorKind, SessionClosedError, TwinkleEnvError
-from twinkle_agentic.envs.openenv._servers import Servers
-from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter, require_one_name
-from twinkle_agentic.envs.openenv.address import ServerAddress
-from twinkle_agentic.envs.openenv.connection import Begun, ServerConnection
-from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
-from twinkle_agentic.envs.openenv.hop import on_background
-from twinkle_agentic.envs.openenv.link_settings import link_settings
-from twinkle_agentic.envs.openenv.local_tools import Handler
-from twinkle_agentic.envs.openenv.protocol import MAX_ACTION_BYTES, MessageType, encode
-from twinkle_agentic.envs.openenv.rendering import start_error
-from twinkle_agentic.envs.openenv.reset_kwargs import (
+from twinkle_agentic.envs.openenv._adapter import ActionMapper, Adapter, require_one_name
+from twinkle_agentic.envs.openenv._config import ConnectionConfig, server_addresses
+from twinkle_agentic.envs.openenv._local_tools import Handler
+from twinkle_agentic.envs.openenv._protocol import MAX_ACTION_BYTES, MessageType, encode
+from twinkle_agentic.envs.openenv._remote_env import RemoteEnv
+from twinkle_agentic.envs.openenv._rendering import start_error
+from twinkle_agentic.envs.openenv._reset_kwargs import (
     ResetKwargs,
     collect_reset_kwargs,
     offered_hint,
 )
-from twinkle_agentic.envs.openenv.sync_face import SessionClient
+from twinkle_agentic.envs.openenv._results import metadata_of
+from twinkle_agentic.envs.openenv._servers import Servers
+from twinkle_agentic.envs.openenv._session import Session, on_background
+from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
 
@@ -69,8 +66,9 @@ class OpenEnvClient(Adapter):
             server what it offers: its MCP tools, else one `env_action` with the fields of its
             action. Where there is one action, any name stands for it.
         reset_kwargs: For the server's `reset`; the attribute of that name may be changed between
-            episodes. `user_data` of the trajectory adds to them
-            (`twinkle_agentic.envs.openenv.reset_kwargs`).
+            episodes.
+            `user_data` of the trajectory adds to them: `seed`, `episode_id` and what is under
+            `reset_kwargs` as if given here, its other keys where the environment takes them.
         connect_timeout_s: Seconds for the connection and handshake.
         message_timeout_s: Seconds for one answer, also that of `reset`.
         client_kwargs: Arguments of OpenEnv's client constructor. `headers`, `max_message_size_mb`,
@@ -146,10 +144,11 @@ class OpenEnvClient(Adapter):
             env_cls,
             example="OpenEnvClient(env_name='coding_env', base_url='http://10.0.0.5:8000')",
         )
-        urls = _urls(base_url)
+        addresses = server_addresses(base_url)
         check_count("max_action_bytes", max_action_bytes)
-        settings = link_settings(
-            address=ServerAddress.parse(urls[0]),
+        config = ConnectionConfig.of(
+            token=token,
+            client_kwargs=client_kwargs or {},
             connect_timeout_s=connect_timeout_s,
             message_timeout_s=message_timeout_s,
             capacity_timeout_s=capacity_timeout_s,
@@ -158,12 +157,8 @@ class OpenEnvClient(Adapter):
             ping_timeout_s=ping_timeout_s,
             max_message_bytes=max_message_bytes,
             headers=headers,
-            token=token or os.environ.get("OPENENV_TOKEN"),
             proxy=proxy,
-            client_kwargs=client_kwargs or {},
         )
-        addresses = dict.fromkeys(ServerAddress.parse(url) for url in urls)
-        servers = Servers([replace(settings, address=address) for address in addresses])
         super().__init__(
             action_mapper=action_mapper,
             reset_kwargs=reset_kwargs,
@@ -177,23 +172,23 @@ class OpenEnvClient(Adapter):
             strict_reset=strict_reset,
             unstarted=ErrorKind.SESSION_LOST,
         )
-        self.url = urls[0]
+        self.url = base_url if isinstance(base_url, str) else addresses[0].http_url
         self.message_timeout_s = message_timeout_s
         self._tools = None if tools is None else list(tools)
         self._max_action_bytes = max_action_bytes
-        self._server = ServerConnection(
+        servers = Servers(addresses, config)
+        self._session = Session(servers, config)
+        self._remote = RemoteEnv(
             servers,
+            config,
             env_name=env_name,
             env_cls=env_cls,
             action_cls=action_cls,
-            client_kwargs=dict(client_kwargs or {}),
-            message_timeout_s=message_timeout_s,
-            capacity_timeout_s=capacity_timeout_s,
-            lists_tools=tools is None,
+            client_kwargs=client_kwargs or {},
             hide_fields=self._hide,
         )
-        # The connection knows nothing of this object, so it can be closed when this is collected.
-        weakref.finalize(self, ServerConnection.drop, self._server).atexit = False
+        # The session knows nothing of this object, so it can be closed when this is collected.
+        weakref.finalize(self, Session.drop, self._session).atexit = False
 
     def tools(self) -> list[ToolInfo]:
         """Return the definitions shown to the model.
@@ -203,9 +198,9 @@ class OpenEnvClient(Adapter):
         Raises:
             TwinkleEnvError: It cannot be asked.
         """
-        if self._tools is None and self._server.offered is None:
-            run_sync(self._server.discover_tools())
-        own = (self._server.offered or []) if self._tools is None else self._tools
+        if self._tools is None and self._remote.tools is None:
+            run_sync(self._discover_tools())
+        own = (self._remote.tools or []) if self._tools is None else self._tools
         return self._local.merged(own)
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
@@ -228,13 +223,12 @@ class OpenEnvClient(Adapter):
             ActionRefusedError: The arguments are no JSON, too large, or were refused.
         """
         kwargs, left_out = self._reset_arguments(trajectory)
-        return self._begun(run_sync(self._begin(kwargs)), left_out)
+        return self._started(*run_sync(self._start(kwargs)), left_out)
 
     async def areset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode; as `reset`, without blocking the event loop."""
         kwargs, left_out = self._reset_arguments(trajectory)
-        begun = await on_background(self._begin(kwargs))
-        return self._begun(begun, left_out)
+        return self._started(*await on_background(self._start(kwargs)), left_out)
 
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one tool; never raises for what the model, the environment or the network does.
@@ -253,7 +247,7 @@ class OpenEnvClient(Adapter):
             return plan
         try:
             if isinstance(plan, bytes):
-                return self._taken(self._server.request_sync(MessageType.STEP, plan))
+                return self._taken(self._session.request_sync(MessageType.STEP, plan))
             value = plan(self, arguments or {})
             return self._handled(finish(value))
         except Exception as error:
@@ -266,7 +260,7 @@ class OpenEnvClient(Adapter):
             return plan
         try:
             if isinstance(plan, bytes):
-                return self._taken(await self._server.request(MessageType.STEP, plan))
+                return self._taken(await self._session.request(MessageType.STEP, plan))
             if inspect.iscoroutinefunction(plan):
                 return self._handled(await finish_async(plan(self, arguments or {})))
             value = await run_blocking(plan, self, arguments or {})
@@ -292,13 +286,13 @@ class OpenEnvClient(Adapter):
             EnvTimeoutError: No answer within `message_timeout_s`; the session is lost.
             SessionClosedError: There is no session.
         """
-        frame = self._execution_frame(action)
-        return self._raw(self._server.request_sync(MessageType.STEP, frame))
+        frame = self._action_frame(action)
+        return self._raw(self._session.request_sync(MessageType.STEP, frame))
 
     async def aexecute(self, action: Any) -> Any:
         """Send an action for scoring; as `execute`, without blocking the event loop."""
-        frame = self._execution_frame(action)
-        return self._raw(await self._server.request(MessageType.STEP, frame))
+        frame = self._action_frame(action)
+        return self._raw(await self._session.request(MessageType.STEP, frame))
 
     async def aexecute_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Send the fields of an action as they are, and return the answer as it came.
@@ -307,39 +301,27 @@ class OpenEnvClient(Adapter):
 
         Raises as `execute`.
         """
-        if self._episode.lost is not None:
-            raise SessionClosedError(f"there is no episode, call reset: {self._episode.lost}")
+        self._check_episode()
         frame = encode(MessageType.STEP, dict(fields), max_bytes=self._max_action_bytes)
-        return await self._server.request(MessageType.STEP, frame)
-
-    def start_episode(self, kwargs: Mapping[str, Any]) -> Any:
-        """Start a new episode with these reset arguments alone and return the server's answer.
-
-        Raises as `reset`.
-        """
-        self._episode.lose("the reset failed")
-        self._begun(run_sync(self._begin(ResetKwargs(explicit=dict(kwargs)))), [])
-        return self._last_result
+        return await self._session.request(MessageType.STEP, frame)
 
     def state(self) -> Any:
         """Return the state of the server-side environment: a typed object, or its fields.
 
         Raises as `execute`.
         """
-        if self._episode.lost is not None:
-            raise SessionClosedError(f"there is no episode, call reset: {self._episode.lost}")
-        frame = encode(MessageType.STATE, None)
-        data = self._server.request_sync(MessageType.STATE, frame)
-        return self._server.binding.parse_state(data)
+        self._check_episode()
+        data = self._session.request_sync(MessageType.STATE, encode(MessageType.STATE, None))
+        return self._remote.binding.parse_state(data)
 
     def close(self) -> None:
         """End the session within `close_timeout_s`; `reset` opens a new one."""
-        run_sync(self._server.close())
+        run_sync(self._session.close())
         self._episode.lose("the client is closed")
 
     async def aclose(self) -> None:
         """End the session; as `close`, without blocking the event loop."""
-        await on_background(self._server.close())
+        await on_background(self._session.close())
         self._episode.lose("the client is closed")
 
     @property
@@ -347,7 +329,11 @@ class OpenEnvClient(Adapter):
         """The session's own synchronous face: `reset`, `step`, `state`, `close`."""
         return SessionClient(self)
 
-    # Helpers
+    def _reset_with(self, kwargs: Mapping[str, Any]) -> Any:
+        """Start an episode with these arguments alone and return the server's answer."""
+        self._episode.lose("the reset failed")
+        self._started(*run_sync(self._start(ResetKwargs(explicit=dict(kwargs)))), [])
+        return self._last_result
 
     def _reset_arguments(self, trajectory: Trajectory | None) -> tuple[ResetKwargs, list[str]]:
         """Return the arguments of a reset, and the offered ones that cannot be sent."""
@@ -361,12 +347,18 @@ class OpenEnvClient(Adapter):
             del kwargs.offered[name]
         return kwargs, unsendable
 
-    async def _begin(self, kwargs: ResetKwargs) -> Begun:
-        """Start an episode."""
+    async def _discover_tools(self) -> None:
+        """Ask the server for its tools, before any episode."""
+        await self._remote.bind()
+        await self._remote.list_tools(self._session, running=False)
+
+    async def _start(self, kwargs: ResetKwargs) -> tuple[dict[str, Any], dict[str, list[str]]]:
+        """Start an episode; returns the first answer, and notes on the arguments."""
         data = {**kwargs.offered, **kwargs.explicit}
         frame = encode(MessageType.RESET, data, max_bytes=self._max_action_bytes)
+        await self._remote.bind()
         try:
-            begun = await self._server.begin(frame, kwargs.explicit)
+            answer = await self._session.start(MessageType.RESET, frame)
         except ServerError as error:
             if error.session_lives and kwargs.offered:
                 raise ServerError(
@@ -376,31 +368,34 @@ class OpenEnvClient(Adapter):
                     kind=error.kind,
                 ) from error
             raise
-        if (misfit := self._server.misfit(begun.data)) is not None:
-            await self._server.use_plain_dicts(misfit)
-        return begun
+        await self._remote.check_fit(answer)
+        if self._tools is None:
+            await self._remote.list_tools(self._session, running=True)
+        return answer, await self._remote.verify(self._session, kwargs.explicit)
 
-    def _begun(self, begun: Begun, left_out: list[str]) -> StepResult:
-        raw = self._parsed(begun.data)
-        metadata = _metadata(begun.data)
-        said = start_error(begun.data.get("observation"), done=bool(raw.done), metadata=metadata)
+    def _started(
+        self, data: dict[str, Any], verified: dict[str, list[str]], left_out: list[str]
+    ) -> StepResult:
+        raw = self._remote.binding.parse_result(data)
+        metadata = metadata_of(data, data.get("observation"))
+        said = start_error(data.get("observation"), done=bool(raw.done), metadata=metadata)
         if said is not None:
             raise EnvError(f"the environment could not start an episode: {said}")
         self._episode.begin(done=bool(raw.done))
         info: dict[str, Any] = {
             "metadata": metadata,
-            "client_class": self._server.binding_name,
+            "client_class": self._remote.binding.name,
             "episode_reward": 0.0,
         }
         notes = {
-            "client_note": self._server.binding_note,
-            **begun.notes,
+            "client_note": self._remote.note,
+            **verified,
             "reset_not_taken": sorted(left_out),
         }
         info.update({key: value for key, value in notes.items() if value})
         self._last_result = raw
         text, images = self._rendered(
-            raw.observation, begun.data.get("observation"), meanings=self._server.field_meanings
+            raw.observation, data.get("observation"), meanings=self._remote.field_meanings
         )
         if images:
             info["images"] = images
@@ -412,14 +407,14 @@ class OpenEnvClient(Adapter):
         """Turn a call into a frame to send, a local handler to run, or the result of neither."""
         arguments = {} if arguments is None else arguments
         any_name = self._tools is None and (
-            self._action_mapper is not None or self._server.takes_any_tool_name
+            self._action_mapper is not None or self._remote.takes_any_tool_name
         )
         answer = self._checked(tool_name, arguments, any_name=any_name)
         if answer is not None:
             return answer
         try:
             action: Any = (
-                self._server.default_action(tool_name, arguments)
+                self._remote.default_action(tool_name, arguments)
                 if self._action_mapper is None
                 else self._action_mapper(tool_name, arguments)
             )
@@ -429,26 +424,25 @@ class OpenEnvClient(Adapter):
                 kind=ErrorKind.TOOL,
             )
         try:
-            payload = self._server.binding.to_payload(action)
-            return encode(MessageType.STEP, payload, max_bytes=self._max_action_bytes)
+            return self._action_frame(action)
         except ActionRefusedError as error:
             return self._episode.failed(error)
 
-    def _execution_frame(self, action: Any) -> bytes:
+    def _check_episode(self) -> None:
         if self._episode.lost is not None:
             raise SessionClosedError(f"there is no episode, call reset: {self._episode.lost}")
-        payload = self._server.binding.to_payload(action)
+
+    def _action_frame(self, action: Any) -> bytes:
+        self._check_episode()
+        payload = self._remote.binding.to_payload(action)
         return encode(MessageType.STEP, payload, max_bytes=self._max_action_bytes)
 
-    def _parsed(self, data: dict[str, Any]) -> Any:
-        return self._server.binding.parse_result(data)
-
     def _raw(self, data: dict[str, Any]) -> Any:
-        self._last_result = self._parsed(data)
+        self._last_result = self._remote.binding.parse_result(data)
         return self._last_result
 
     def _taken(self, data: dict[str, Any]) -> StepResult:
-        raw = self._last_result = self._parsed(data)
+        raw = self._raw(data)
         text, images = self._rendered(raw.observation, data.get("observation"))
         return self._scored(
             text,
@@ -456,26 +450,17 @@ class OpenEnvClient(Adapter):
             images=images,
             reward=raw.reward,
             done=bool(raw.done),
-            metadata=_metadata(data),
+            metadata=metadata_of(data, data.get("observation")),
         )
 
     def _failed(self, error: Exception, tool_name: str) -> StepResult:
         if not isinstance(error, TwinkleEnvError):  # a handler or a renderer raised
             kind = ErrorKind.TOOL if self._local.get(tool_name) is not None else ErrorKind.ENV
             return self._episode.failed(error, kind=kind)
-        if self._server.is_open:
+        if self._session.is_open:
             return self._episode.failed(error)
         self._episode.lose(str(error))
         return StepResult.failed(error, episode_reward=self._episode.reward)
-
-
-def _metadata(data: dict[str, Any]) -> dict[str, Any]:
-    found: Any = data.get("metadata")
-    if not found:
-        observation: Any = data.get("observation")
-        if isinstance(observation, dict):
-            found = cast("dict[str, Any]", observation).get("metadata")
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _is_json(value: Any) -> bool:
@@ -486,14 +471,19 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def _urls(base_url: str | Sequence[str] | None) -> list[str]:
-    if base_url is None:
-        base_url = os.environ.get("OPENENV_BASE_URL", "").split(",")
-    urls = [base_url] if isinstance(base_url, str) else list(base_url)
-    urls = [url.strip() for url in urls if url.strip()]
-    if not urls:
-        raise ValueError(
-            "base_url is missing: pass it or set OPENENV_BASE_URL, for example "
-            "'http://10.0.0.5:8000'"
-        )
-    return urls
+class SessionClient:
+    """`reset`, `step`, `state` and `close` of one session, with the server's answers as they are.
+
+    It shares the session of its env: same episode, same queue. None of it touches `episode_reward`
+    but `reset`.
+    """
+
+    def __init__(self, env: OpenEnvClient) -> None:
+        self._env = env
+        self.step = env.execute
+        self.state = env.state
+        self.close = env.close
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Start a new episode with these arguments alone; raises as `OpenEnvClient.reset`."""
+        return self._env._reset_with(kwargs)  # pyright: ignore[reportPrivateUsage]

@@ -15,27 +15,27 @@ from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs._log_once import log_raised
 from twinkle_agentic.envs.base import StepResult, episode_number
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError, ErrorKind, TwinkleEnvError
-from twinkle_agentic.envs.openenv._guide import field_meanings
-from twinkle_agentic.envs.openenv.adapter import ActionMapper, Adapter, require_one_name
-from twinkle_agentic.envs.openenv.bindings import build_action
-from twinkle_agentic.envs.openenv.discovery import (
+from twinkle_agentic.envs.openenv._adapter import ActionMapper, Adapter, require_one_name
+from twinkle_agentic.envs.openenv._bindings import build_action
+from twinkle_agentic.envs.openenv._discovery import (
     action_class_of_environment,
     class_made_by,
     find_environment_classes,
     is_network_client,
     missing_arguments,
 )
-from twinkle_agentic.envs.openenv.importing import load_object
-from twinkle_agentic.envs.openenv.in_process import read_result
-from twinkle_agentic.envs.openenv.local_tools import Handler
-from twinkle_agentic.envs.openenv.rendering import start_error
-from twinkle_agentic.envs.openenv.reset_kwargs import (
+from twinkle_agentic.envs.openenv._guide import field_meanings
+from twinkle_agentic.envs.openenv._importing import load_object
+from twinkle_agentic.envs.openenv._local_tools import Handler
+from twinkle_agentic.envs.openenv._rendering import start_error
+from twinkle_agentic.envs.openenv._reset_kwargs import (
     collect_reset_kwargs,
     fit_to_signature,
     offered_hint,
 )
-from twinkle_agentic.envs.openenv.runners import method, runner_for
-from twinkle_agentic.envs.openenv.tool_schemas import (
+from twinkle_agentic.envs.openenv._results import read_result
+from twinkle_agentic.envs.openenv._runners import method, runner_for
+from twinkle_agentic.envs.openenv._tool_schemas import (
     action_fields,
     action_kind,
     offered_tools,
@@ -73,8 +73,8 @@ class OpenEnv(Adapter):
             one `env_action` with the fields of the Action. `"auto"` gives those that a client of
             the same environment has: its MCP tools, `run_python` or `env_action`.
         reset_kwargs: For the environment's `reset`; the attribute may be changed between episodes.
-            `user_data` of the trajectory adds to them
-            (`twinkle_agentic.envs.openenv.reset_kwargs`).
+            `user_data` of the trajectory adds to them: `seed`, `episode_id` and what is under
+            `reset_kwargs` as if given here, its other keys where the environment takes them.
         observation_renderer: `observation -> str`, in place of the built-in rendering.
         observation_fields: Names of fields and metadata to show, in this order, and no others.
         hide_fields: Names of fields and metadata not to show, and of optional arguments not to

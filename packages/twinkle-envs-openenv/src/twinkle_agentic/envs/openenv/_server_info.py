@@ -1,4 +1,4 @@
-"""What a server says of actions and observations: `GET /schema`, once per server and minute.
+"""What a server says over HTTP: `GET /schema`, once per server and minute, and `GET /capacity`.
 
 Coroutines of the background loop.
 """
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from twinkle_agentic.envs.errors import EnvTimeoutError, SessionClosedError
-from twinkle_agentic.envs.openenv.link_settings import LinkSettings
+from twinkle_agentic.envs.openenv._config import ConnectionConfig, ServerAddress
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["ServerSchemas", "fetch_schemas"]
+__all__ = ["ServerSchemas", "fetch_capacity", "fetch_schemas"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _Key = tuple[str, tuple[tuple[str, str], ...]]
 _asked: dict[_Key, tuple[float, asyncio.Task[ServerSchemas]]] = {}
 
 
-async def fetch_schemas(settings: LinkSettings) -> ServerSchemas:
+async def fetch_schemas(address: ServerAddress, config: ConnectionConfig) -> ServerSchemas:
     """Return the JSON Schemas of the server's action and of its first observation.
 
     Returns:
@@ -49,31 +49,27 @@ async def fetch_schemas(settings: LinkSettings) -> ServerSchemas:
         SessionClosedError: The server cannot be reached, or says more than `max_message_bytes`.
         EnvTimeoutError: No answer within `connect_timeout_s`.
     """
-    key = (settings.address.http_url, tuple(sorted((settings.headers or {}).items())))
+    key = (address.http_url, tuple(sorted((config.headers or {}).items())))
     now = asyncio.get_running_loop().time()
-    known = _asked.get(key)
-    if known is not None and now - known[0] < _FRESH_S:
-        task = known[1]
-        if not task.done() or (not task.cancelled() and task.exception() is None):
-            return await asyncio.shield(task)
-    task = asyncio.ensure_future(_fetch(settings))
-    task.add_done_callback(_seen)
-    _asked[key] = (now, task)
-    for old in [k for k, (when, _) in _asked.items() if now - when > 10 * _FRESH_S]:
-        del _asked[old]
+    asked_at, task = _asked.get(key, (now, None))
+    failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+    if task is None or failed or now - asked_at > _FRESH_S:
+        task = asyncio.ensure_future(_fetch(address, config))
+        _asked[key] = (now, task)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(task)
 
 
-async def _fetch(settings: LinkSettings) -> ServerSchemas:
-    body = await _get(settings, "schema")
+async def _fetch(address: ServerAddress, config: ConnectionConfig) -> ServerSchemas:
+    body = await _get(address, config, "schema")
     action = _schema(body, "action")
     if action is None:
-        logger.info("%s does not describe its actions", settings.address.http_url)
+        logger.info("%s does not describe its actions", address.http_url)
     observation = _schema(body, "reset_observation") or _schema(body, "observation")
     return ServerSchemas(action=action, observation=observation)
 
 
-async def fetch_capacity(settings: LinkSettings) -> int | None:
+async def fetch_capacity(address: ServerAddress, config: ConnectionConfig) -> int | None:
     """Return how many sessions a server has room for; 0 when it takes no new ones.
 
     Returns:
@@ -83,31 +79,30 @@ async def fetch_capacity(settings: LinkSettings) -> int | None:
         SessionClosedError: The server cannot be reached, or says more than `max_message_bytes`.
         EnvTimeoutError: No answer within `connect_timeout_s`.
     """
-    free = (await _get(settings, "capacity")).get("free")
+    free = (await _get(address, config, "capacity")).get("free")
     return free if isinstance(free, int) else None
 
 
-async def _get(settings: LinkSettings, path: str) -> Mapping[str, Any]:
+async def _get(address: ServerAddress, config: ConnectionConfig, path: str) -> Mapping[str, Any]:
     """Return the JSON object at a path; empty where there is none."""
     import httpx  # 0.1 s, once; one server whose environment's package is installed needs it never
 
-    url = f"{settings.address.http_url}/{path}"
-    proxy = settings.proxy if isinstance(settings.proxy, str) else None
-    ask_environment = settings.proxy is True and not settings.address.is_loopback
-    limit = settings.connect_timeout_s
+    url = f"{address.http_url}/{path}"
+    proxy = config.proxy_for(address)
+    limit = config.connect_timeout_s
     try:
         async with (
             asyncio.timeout(limit),
             httpx.AsyncClient(
                 timeout=limit,
                 verify=url.startswith("https:"),  # else 20 ms for certificates that are not used
-                headers=dict(settings.headers or {}),
-                proxy=proxy,
-                trust_env=ask_environment,
+                headers=dict(config.headers or {}),
+                proxy=proxy if isinstance(proxy, str) else None,
+                trust_env=proxy is True,
                 follow_redirects=True,
             ) as client,
         ):
-            status, data = await _read(client, url, max_bytes=settings.max_message_bytes)
+            status, data = await _read(client, url, max_bytes=config.max_message_bytes)
             body: Any = json.loads(data) if status == 200 else None
     except (TimeoutError, httpx.TimeoutException) as error:
         raise EnvTimeoutError(
@@ -140,13 +135,4 @@ async def _read(client: httpx.AsyncClient, url: str, *, max_bytes: int) -> tuple
         return response.status_code, bytes(data)
 
 
-def _seen(task: asyncio.Task[ServerSchemas]) -> None:
-    if not task.cancelled():
-        task.exception()  # whoever waited has it
-
-
-def _forget_after_fork() -> None:
-    _asked.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_asked.clear)  # the tasks are of the parent's loop

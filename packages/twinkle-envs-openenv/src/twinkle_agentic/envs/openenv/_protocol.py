@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, cast
 
 from twinkle_agentic.envs.errors import (
+    CapacityError,
     EnvError,
     ErrorKind,
     SessionClosedError,
@@ -26,6 +27,7 @@ __all__ = [
     "decode",
     "describe_field_errors",
     "encode",
+    "ends_session",
     "rpc_result",
     "unsolicited",
 ]
@@ -179,6 +181,13 @@ def unsolicited(frame: str | bytes) -> TwinkleEnvError:
     return SessionClosedError(
         f"the server sent a frame that answers no message, {_start(frame)!r}: {_ORDER_LOST}"
     )
+
+
+def ends_session(error: TwinkleEnvError) -> bool:
+    """Whether the session is of no use after an answer that raised this."""
+    if isinstance(error, ServerError):
+        return not error.session_lives
+    return isinstance(error, (SessionClosedError, CapacityError))
 
 
 def describe_field_errors(errors: list[dict[str, Any]]) -> str:

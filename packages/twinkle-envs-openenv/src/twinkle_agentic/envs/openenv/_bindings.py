@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from twinkle_agentic.envs.errors import EnvError
+from twinkle_agentic.envs.openenv._protocol import describe_field_errors
+from twinkle_agentic.envs.openenv._results import RawResult, WireObservation
+from twinkle_agentic.envs.openenv._tool_schemas import action_kind, check_fields, schema_of
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError
-from twinkle_agentic.envs.openenv.protocol import describe_field_errors
-from twinkle_agentic.envs.openenv.raw import RawResult, WireObservation
-from twinkle_agentic.envs.openenv.tool_schemas import action_kind, check_fields, schema_of
 
 __all__ = ["Binding", "TypedBinding", "WireBinding", "build_action"]
 

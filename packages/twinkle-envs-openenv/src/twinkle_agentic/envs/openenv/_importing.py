@@ -113,11 +113,3 @@ def _own_module(package: str, bare: str) -> str | None:
             if (where / f"{bare}.py").is_file() or os.path.isdir(where / bare):
                 return f"{prefix}.{bare}"
     return None
-
-
-def _forget_after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)

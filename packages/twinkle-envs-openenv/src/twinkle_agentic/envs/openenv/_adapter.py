@@ -8,11 +8,11 @@ from typing import Any, Self, cast
 from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import ErrorKind
+from twinkle_agentic.envs.openenv._episode import Episode
 from twinkle_agentic.envs.openenv._guide import how_to_act, what_it_is
-from twinkle_agentic.envs.openenv.episode import Episode
-from twinkle_agentic.envs.openenv.local_tools import Handler, LocalTools
-from twinkle_agentic.envs.openenv.rendering import Guide, Renderer, mcp_error
-from twinkle_agentic.envs.openenv.tool_schemas import tool_name as name_of
+from twinkle_agentic.envs.openenv._local_tools import Handler, LocalTools
+from twinkle_agentic.envs.openenv._rendering import Guide, Renderer, mcp_error
+from twinkle_agentic.envs.openenv._tool_schemas import tool_name as name_of
 from twinkle_agentic.tools.text import to_text, truncate_middle
 from twinkle_agentic.tools.types import ToolInfo
 

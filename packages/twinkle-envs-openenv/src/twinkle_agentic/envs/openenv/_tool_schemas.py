@@ -9,8 +9,8 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from twinkle_agentic.envs.openenv._action_docs import read_action_docs
 from twinkle_agentic.envs.openenv._visible import is_offered
-from twinkle_agentic.envs.openenv.action_docs import read_action_docs
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError
 from twinkle_agentic.tools.types import ToolInfo
 

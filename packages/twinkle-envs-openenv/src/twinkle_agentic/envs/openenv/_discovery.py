@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from twinkle_agentic.envs.openenv.importing import import_module
+from twinkle_agentic.envs.openenv._importing import import_module
 
 __all__ = [
     "ClientClasses",

@@ -1,4 +1,4 @@
-"""What an environment returns in process: an Observation with its own reward and done."""
+"""What an environment answers: over the wire, for scoring code, and in process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,59 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from twinkle_agentic.envs.errors import EnvError
-from twinkle_agentic.envs.openenv.rendering import observation_fields
+from twinkle_agentic.envs.openenv._rendering import observation_fields
 
-__all__ = ["InProcessResult", "read_result"]
+__all__ = ["InProcessResult", "RawResult", "WireObservation", "metadata_of", "read_result"]
+
+
+class WireObservation(dict[str, Any]):
+    """The fields of an observation, by key and by attribute.
+
+    With the environment's package installed an observation is an object of its class; reading
+    fields as attributes works on both.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"the observation has no field {name!r}, it has {sorted(self)}"
+            ) from None
+
+
+@dataclass(slots=True, kw_only=True)
+class RawResult:
+    """One answer of the server.
+
+    Attributes:
+        observation: Its fields, without reward and done.
+        reward: As the server gave it; `None` where it gave none.
+        done: The episode is over.
+        metadata: What the environment says beside the observation.
+    """
+
+    observation: WireObservation
+    reward: float | None = None
+    done: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> RawResult:
+        """Read the `data` of an observation frame."""
+        fields: Any = data.get("observation")
+        if not isinstance(fields, dict):
+            fields = {"value": fields}
+        observation = WireObservation(cast("dict[str, Any]", fields))
+        metadata: Any = data.get("metadata") or observation.get("metadata") or {}
+        if not isinstance(metadata, dict):
+            metadata = {"value": metadata}
+        return cls(
+            observation=observation,
+            reward=data.get("reward"),
+            done=bool(data.get("done", False)),
+            metadata=cast("dict[str, Any]", metadata),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +91,7 @@ def read_result(result: Any) -> InProcessResult:
         fields = cast("Mapping[str, Any]", result)
         inner: Any = fields.get("observation", fields)
         return InProcessResult(
-            inner, fields.get("reward"), bool(fields.get("done", False)), _metadata(inner, fields)
+            inner, fields.get("reward"), bool(fields.get("done", False)), metadata_of(inner, fields)
         )
     model_fields: Any = getattr(cast("type[Any]", type(result)), "model_fields", {})
     is_observation = {"reward", "done"} <= set(model_fields)
@@ -50,14 +100,14 @@ def read_result(result: Any) -> InProcessResult:
             result.observation,
             getattr(result, "reward", None),
             bool(getattr(result, "done", False)),
-            _metadata(result.observation, result),
+            metadata_of(result.observation, result),
         )
     if is_observation or hasattr(result, "done") or hasattr(result, "reward"):
         return InProcessResult(
             result,
             getattr(result, "reward", None),
             bool(getattr(result, "done", False)),
-            _metadata(result),
+            metadata_of(result),
         )
     if isinstance(result, str):
         return InProcessResult(result)
@@ -67,7 +117,8 @@ def read_result(result: Any) -> InProcessResult:
     )
 
 
-def _metadata(*sources: Any) -> dict[str, Any]:
+def metadata_of(*sources: Any) -> dict[str, Any]:
+    """Return the metadata of the first of these, mappings or objects, that has any."""
     for source in sources:
         found: Any = getattr(source, "metadata", None)
         if found is None and isinstance(source, Mapping):

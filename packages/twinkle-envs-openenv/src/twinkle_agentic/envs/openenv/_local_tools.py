@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from twinkle_agentic.envs.openenv.tool_schemas import tool_name
+from twinkle_agentic.envs.openenv._tool_schemas import tool_name
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["Handler", "LocalTools"]

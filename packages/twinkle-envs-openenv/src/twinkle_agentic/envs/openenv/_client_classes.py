@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinkle_agentic._aio.threads import run_blocking
-from twinkle_agentic.envs.openenv.importing import is_importable, load_object
-from twinkle_agentic.envs.openenv.link_settings import HEEDED
+from twinkle_agentic.envs.openenv._config import CONNECTION_KWARGS
+from twinkle_agentic.envs.openenv._importing import is_importable, load_object
 
 __all__ = ["Resolved", "make_client", "resolve_client_class"]
 
@@ -82,7 +82,9 @@ def make_client(
         arguments = {
             name: value
             for name, value in {**settings, **client_kwargs}.items()
-            if takes_any or name in parameters or (name in client_kwargs and name not in HEEDED)
+            if takes_any
+            or name in parameters
+            or (name in client_kwargs and name not in CONNECTION_KWARGS)
         }
         return client_cls(**arguments)
     except Exception as error:
@@ -94,7 +96,7 @@ def make_client(
 
 def _find(env_name: str | None, env_cls: Any) -> Resolved:
     # Of no use without an installed package.
-    from twinkle_agentic.envs.openenv.discovery import classes_of_client, find_client_class
+    from twinkle_agentic.envs.openenv._discovery import classes_of_client, find_client_class
 
     if env_name is not None:
         try:
