@@ -15,9 +15,8 @@ import pytest
 from e2b import Sandbox, SandboxQuery
 
 from twinkle_agentic.envs import AgentEnv, SandboxPool, StepResult
-from twinkle_agentic.envs.agentenv import SandboxRefusedError
-from twinkle_agentic.envs.agentenv.lease import live_leases
-from twinkle_agentic.envs.agentenv.sweep import sweep
+from twinkle_agentic.envs.agentenv import SandboxRefusedError, sweep
+from twinkle_agentic.envs.agentenv._handle import live_handles
 from twinkle_agentic.envs.errors import SandboxUnavailableError
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
@@ -295,9 +294,9 @@ def test_a_server_that_is_killed_loses_its_sandboxes_and_nothing_hangs() -> None
         assert (result.done, result.info["error_kind"]) == (True, "sandbox_lost")
         with pytest.raises(SandboxUnavailableError):
             env.reset()
-        for lease in live_leases():  # the exit of this process would try the dead server again
-            if lease.spec.connection.address == server.url:
-                lease.forget()
+        for handle in live_handles():  # the exit of this process would try the dead server again
+            if handle.spec.connection.address == server.url:
+                handle.forget()
 
 
 def test_many_at_once_leave_nothing(make_env: EnvMaker) -> None:

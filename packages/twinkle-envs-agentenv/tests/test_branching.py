@@ -85,6 +85,19 @@ def test_a_dead_fork_is_not_handed_over(server: Any, env: Any) -> None:
     twin.close()
 
 
+def test_a_fork_has_failures_of_its_own(server: Any, env: Any) -> None:
+    start = ("POST", "/process.Process/Start")
+    server.fault(*start, status=502, body="connection refused", times=2)
+    for _ in range(2):
+        assert env.step("run_command", {"command": "true"}).error
+    (twin,) = env.fork()
+    assert twin.exec("true").exit_code == 0
+    server.fault(*start, status=502, body="connection refused", times=1)
+    assert not twin.step("run_command", {"command": "true"}).done
+    assert twin.step("run_command", {"command": "echo on"}).observation == "on"
+    twin.close()
+
+
 def test_forking_nothing(make_env: Any, env: Any) -> None:
     with pytest.raises(SandboxError, match="call reset"):
         make_env().fork()

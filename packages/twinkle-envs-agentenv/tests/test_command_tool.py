@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.agentenv.command_tool import CommandTemplate
+from twinkle_agentic.envs.agentenv._command_tool import CommandTemplate
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
 from twinkle_agentic.tools.types import ToolInfo
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.agentenv.connection import Connection
+from twinkle_agentic.envs.agentenv._config import Connection
 from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from twinkle_agentic.envs.agentenv import SandboxRefusedError, SandboxSetupError
-from twinkle_agentic.envs.agentenv.gate import create_gate
+from twinkle_agentic.envs.agentenv._limits import limiter_of
 from twinkle_agentic.envs.errors import ErrorKind, SandboxError, SandboxUnavailableError
 
 CREATE = ("POST", "/v2/sandboxes")
@@ -200,7 +200,7 @@ def test_creations_are_limited_over_all_envs(server: Any, make_env: Any) -> None
         list(threads.map(lambda env: env.reset(), envs))
     assert server.most_creating == 3
     assert len(server.sandboxes) == 24
-    assert create_gate(server.url).running == 0
+    assert limiter_of(server.url, "creations").running == 0
 
 
 def test_setup_output_is_the_first_observation(make_env: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.agentenv.lease import live_leases
+from twinkle_agentic.envs.agentenv._handle import kill_all, live_handles
 
 DELETE = ("DELETE", "/sandboxes/.*")
 
@@ -48,7 +48,7 @@ def test_reset_and_close_kill(server: Any, make_env: Any) -> None:
     assert server.killed == [first]
     env.close()
     assert server.sandboxes == {}
-    assert live_leases() == []
+    assert live_handles() == []
 
 
 def test_a_context_manager_kills_after_an_exception(server: Any, make_env: Any) -> None:
@@ -59,22 +59,18 @@ def test_a_context_manager_kills_after_an_exception(server: Any, make_env: Any) 
 
 
 def test_a_kill_that_fails_is_tried_again_at_exit(server: Any, make_env: Any) -> None:
-    from twinkle_agentic.envs.agentenv.lease import kill_all
-
     env = make_env()
     env.reset()
     server.fault(*DELETE, status=500, body="broken", times=1)
     env.close()
     assert len(server.sandboxes) == 1
-    assert len(live_leases()) == 1
+    assert len(live_handles()) == 1
     assert kill_all() == []
     assert server.sandboxes == {}
-    assert live_leases() == []
+    assert live_handles() == []
 
 
 def test_kill_all_tells_what_it_could_not_kill(server: Any, make_env: Any) -> None:
-    from twinkle_agentic.envs.agentenv.lease import kill_all
-
     env = make_env()
     env.reset()
     sandbox_id = env.sandbox_id

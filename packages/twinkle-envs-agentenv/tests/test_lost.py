@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.agentenv.lease import live_leases
+from twinkle_agentic.envs.agentenv._handle import live_handles
 from twinkle_agentic.envs.errors import SandboxLostError
 
 START = ("POST", "/process.Process/Start")
@@ -113,12 +113,12 @@ def _wait_and_kill(server: Any, sandbox_id: Any) -> None:
 
 
 def test_a_server_that_is_down_loses_its_sandboxes(server: Any, env: Any) -> None:
-    lease = env._hold.lease
+    (handle,) = live_handles()
     server.stop()
     assert_lost(env, env.step("run_command", {"command": "true"}))
     env.close()
-    assert lease in live_leases(), "the exit of the interpreter would try again"
-    lease.forget()
+    assert handle in live_handles(), "the exit of the interpreter would try again"
+    handle.forget()
 
 
 def test_a_command_that_never_began_is_not_the_model_s_fault(server: Any, make_env: Any) -> None:

@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.agentenv.output import Clip, observation_of, stream_clip
+from twinkle_agentic.envs.agentenv._output import CommandRun, HeadTail
 from twinkle_agentic.tools.text import truncate_middle
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_clip_is_truncate_middle_in_pieces(seed: Any) -> None:
     chance = random.Random(seed)
-    clip = Clip(max_chars := chance.randint(2, 40))
+    clip = HeadTail(max_chars := chance.randint(2, 40))
     text = ""
     for _ in range(chance.randint(0, 12)):
         piece = "".join(chance.choice("abc你\n") for _ in range(chance.randint(0, 30)))
@@ -21,7 +21,7 @@ def test_clip_is_truncate_middle_in_pieces(seed: Any) -> None:
 
 
 def test_clip_keeps_no_more_than_it_needs() -> None:
-    clip: Any = Clip(1000)
+    clip: Any = HeadTail(1000)
     for _ in range(10_000):
         clip.add("x" * 997)
     head, tail = clip.ends()
@@ -30,13 +30,12 @@ def test_clip_keeps_no_more_than_it_needs() -> None:
     assert clip.length == 9_970_000
 
 
-def render(
-    stdout: Any = "", stderr: Any = "", exit_code: Any = 0, max_chars: Any = 200, **more: Any
-) -> Any:
-    out, err = stream_clip(max_chars), stream_clip(max_chars)
-    out.add(stdout)
-    err.add(stderr)
-    return observation_of(out, err, exit_code=exit_code, max_chars=max_chars, **more)
+def render(stdout: Any = "", stderr: Any = "", exit_code: Any = 0, timed_out: bool = False) -> Any:
+    run = CommandRun(1.5, max_chars=200)
+    run.stdout.add(stdout)
+    run.stderr.add(stderr)
+    run.exit_code, run.timed_out = exit_code, timed_out
+    return run.output()
 
 
 def test_stdout_alone_is_stripped_of_trailing_newlines() -> None:
@@ -47,7 +46,7 @@ def test_parts_are_marked() -> None:
     assert render("a\n", "b\n", 3) == "a\n[stderr]\nb\n[exit code 3]"
     assert render("", "b\n", 0) == "[stderr]\nb"
     assert render("", "\n", 1) == "[exit code 1]"
-    assert render("a", exit_code=None, timed_out_after_s=1.5) == "a\n[killed: no end within 1.5 s]"
+    assert render("a", exit_code=None, timed_out=True) == "a\n[killed: no end within 1.5 s]"
 
 
 def test_no_output_is_empty() -> None:

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 import twinkle_agentic.envs.agentenv as package
-from twinkle_agentic.envs.agentenv import ExecResult, SandboxRefusedError, SandboxSetupError
-from twinkle_agentic.envs.agentenv.errors import CommandBrokenError
+from twinkle_agentic.envs.agentenv import (
+    CommandBrokenError,
+    CommandOutput,
+    ExecResult,
+    SandboxRefusedError,
+    SandboxSetupError,
+)
 from twinkle_agentic.envs.errors import ErrorKind, SandboxError, SandboxUnavailableError
 
 
@@ -25,7 +30,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_every_module_states_its_public_names() -> None:
-    for name in ("env", "pool", "sweep", "commands", "lease", "failures", "command_tool"):
+    for name in ("_env", "_pool", "_sweep", "_commands", "_handle", "_sdk_errors", "errors"):
         module = importlib.import_module(f"twinkle_agentic.envs.agentenv.{name}")
         assert all(hasattr(module, exported) for exported in module.__all__)
 
@@ -67,3 +72,8 @@ def test_a_refusal_is_not_retryable_and_is_a_sandbox_error() -> None:
 def test_exec_result_pickles() -> None:
     result = ExecResult(stdout="a", exit_code=1)
     assert pickle.loads(pickle.dumps(result)) == result
+
+
+def test_the_output_of_a_command_pickles_with_its_exit_code() -> None:
+    twin = pickle.loads(pickle.dumps(CommandOutput("a", exit_code=3, timed_out=True)))
+    assert (twin, twin.exit_code, twin.timed_out) == ("a", 3, True)

@@ -65,21 +65,22 @@ def test_close_kills_those_that_are_still_starting(server: Any, make_env: Any) -
     server.create_delay_s = 0.3
     pool: Any = SandboxPool(2)
     env = make_env(pool=pool)
-    pool._restock(env.spec)
+    assert pool.prefill(env, timeout_s=0) == 0
     pool.close()
     assert server.sandboxes == {}
     assert pool.stats().starting == 0
 
 
 def test_a_close_at_hand_over_leaves_nothing(server: Any, make_env: Any) -> None:
-    class ClosedMeanwhile(SandboxPool):
-        def _usable(self, lease: Any, since: float) -> bool:
-            self.close()
-            return super()._usable(lease, since)
-
-    pool = ClosedMeanwhile(1)
+    pool = SandboxPool(1)
     env = make_env(pool=pool)
     assert pool.prefill(env) == 1
+
+    def close_at_hand_over(method: str, path: str) -> None:
+        if path == "/health":
+            pool.close()
+
+    server.on_request = close_at_hand_over
     with pytest.raises(PoolError, match="closed"):
         env.reset()
     assert server.sandboxes == {}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.agentenv.errors import ToolFaultError
+from twinkle_agentic.envs.agentenv import ToolFaultError
+from twinkle_agentic.envs.agentenv._handle import live_handles
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import SandboxError
@@ -236,6 +237,32 @@ def test_a_command_tool_reports_its_exit_code(env: Any) -> None:
     assert env.step("fail", {}).info["exit_code"] == 5
 
 
+def test_a_handler_hands_the_exit_code_of_a_command_on(env: Any) -> None:
+    def graded(env: Any, arguments: Any) -> Any:
+        output = env.run_command({"command": "echo seen; exit 7"})
+        return StepResult(output, 1.0 if output.exit_code == 7 else 0.0)
+
+    env.register_tool(schema("t"), graded)
+    result = env.step("t", {})
+    assert (result.reward, result.info["exit_code"]) == (1.0, 7)
+    assert (type(result.observation), result.observation) == (str, "seen\n[exit code 7]")
+
+
+def test_a_result_that_a_handler_returns_again_is_not_changed(env: Any) -> None:
+    again = StepResult("x" * 50_000, 1.0)
+    env.register_tool(schema("t"), lambda e, a: again)
+    for _ in range(2):
+        assert env.step("t", {}).info == {"sandbox_id": env.sandbox_id}
+    assert (len(again.observation), again.info) == (50_000, {})
+
+
+def test_the_output_of_a_command_tool_is_cut_once(env: Any) -> None:
+    env.register_command_tool(schema("flood"), "head -c 50000 /dev/zero | tr '\\0' x")
+    seen = env.step("flood", {}).observation
+    assert seen.count("characters cut") == 1
+    assert "[... 17232 of 50000 characters cut ...]" in seen
+
+
 def test_a_command_tool_has_a_limit_of_its_own(server: Any, env: Any) -> None:
     env.register_command_tool(schema("slow"), "true", timeout_s=7)
     env.step("slow", {})
@@ -357,10 +384,11 @@ def test_as_tools_of_a_manager(env: Any) -> None:
 
 
 def test_a_long_file_is_refused_to_the_trainer(env: Any) -> None:
-    from twinkle_agentic.envs.agentenv.files import read_bytes
+    from twinkle_agentic.envs.agentenv._files import read_bytes
 
+    handle, *_ = live_handles()
     env.write_file("/long", b"x" * 5_000)
     assert len(env.read_file("/long")) == 5_000
     with pytest.raises(ToolFaultError, match="longer than 4999 bytes"):
-        read_bytes(env._hold.lease, "/long", max_bytes=4_999)
+        read_bytes(handle, "/long", max_bytes=4_999)
     assert env.step("run_command", {"command": "echo on"}).observation == "on"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from twinkle_agentic.envs.agentenv import labels
-from twinkle_agentic.envs.agentenv.sweep import sweep
+from twinkle_agentic.envs.agentenv import _labels as labels
+from twinkle_agentic.envs.agentenv import sweep
 from twinkle_agentic.envs.errors import SandboxError
 
 LIST = ("GET", "/v2/sandboxes")
@@ -92,7 +92,7 @@ def test_a_trainer_in_a_container_of_the_same_host_name_is_left_alone(
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("no process id namespace can be made here")
     code = (
-        "from twinkle_agentic.envs.agentenv.sweep import sweep\n"
+        "from twinkle_agentic.envs.agentenv import sweep\n"
         f"print(sweep(api_url={server.url!r}).killed)\n"
     )
     done = subprocess.run([*unshare, sys.executable, "-c", code], capture_output=True, text=True)

@@ -9,41 +9,44 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from twinkle_agentic.envs.agentenv.env import AgentEnv
+    from twinkle_agentic.envs.agentenv._env import AgentEnv
+    from twinkle_agentic.envs.agentenv._output import CommandOutput, ExecResult
+    from twinkle_agentic.envs.agentenv._pool import PoolStats, SandboxPool
+    from twinkle_agentic.envs.agentenv._sweep import SweepReport, sweep
     from twinkle_agentic.envs.agentenv.errors import (
         CommandBrokenError,
         SandboxRefusedError,
         SandboxSetupError,
         ToolFaultError,
     )
-    from twinkle_agentic.envs.agentenv.pool import SandboxPool
-    from twinkle_agentic.envs.agentenv.types import ExecResult
 
 __all__ = [
     "AgentEnv",
     "CommandBrokenError",
+    "CommandOutput",
     "ExecResult",
+    "PoolStats",
     "SandboxPool",
     "SandboxRefusedError",
     "SandboxSetupError",
+    "SweepReport",
     "ToolFaultError",
+    "sweep",
 ]
 
 _MODULES = {
-    "AgentEnv": "env",
-    "CommandBrokenError": "errors",
-    "ExecResult": "types",
-    "SandboxPool": "pool",
-    "SandboxRefusedError": "errors",
-    "SandboxSetupError": "errors",
-    "ToolFaultError": "errors",
+    "_env": ("AgentEnv",),
+    "_output": ("CommandOutput", "ExecResult"),
+    "_pool": ("PoolStats", "SandboxPool"),
+    "_sweep": ("SweepReport", "sweep"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = next((key for key, names in _MODULES.items() if name in names), "errors")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

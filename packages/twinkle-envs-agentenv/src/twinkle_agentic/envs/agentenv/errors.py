@@ -6,6 +6,7 @@ SandboxError
 │   └── SandboxRefusedError     the server will refuse it the next time too
 ├── SandboxSetupError           a setup command failed
 └── CommandBrokenError          the connection broke while a command ran
+ToolFaultError (ValueError)     the action was wrong; no fault of the sandbox
 ```
 """
 

@@ -20,7 +20,7 @@ def sweep(
     include_live: bool,
     dry_run: bool,
 ) -> int:
-    """Sweep one server; the options are those of `twinkle_agentic.envs.agentenv.sweep.sweep`.
+    """Sweep one server; the options are those of `twinkle_agentic.envs.agentenv.sweep`.
 
     Returns:
         0 where no orphan is left, 1 where one could not be killed.
@@ -30,7 +30,7 @@ def sweep(
             answer.
     """
     try:
-        from twinkle_agentic.envs.agentenv.sweep import sweep as sweep_server
+        from twinkle_agentic.envs.agentenv import sweep as sweep_server
         from twinkle_agentic.envs.errors import SandboxError
     except ModuleNotFoundError as error:
         raise RefusedError(

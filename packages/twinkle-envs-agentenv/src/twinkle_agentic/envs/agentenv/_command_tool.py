@@ -1,4 +1,4 @@
-"""Shell command templates: checked at registration, filled in so that values arrive verbatim."""
+"""Shell command templates: checked at registration, filled so that values arrive verbatim."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Field:
 
     name: str
     spec: str
-    context: str
-    """`""` outside quotes, else the quote character it stands between."""
+    quote: str
+    """The quote character it stands between; empty outside quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class CommandTemplate:
         """
         name, properties = _schema_of(tool_info)
         where = f"the command template of tool {name!r}"
+        if _PLACE in template:
+            raise ValueError(f"{where} holds a NUL character, which no shell accepts")
         try:
             pieces = list(string.Formatter().parse(template))
         except ValueError as error:
@@ -68,14 +70,17 @@ class CommandTemplate:
                 f"{where} has unbalanced braces ({error}) in {template!r}: write a literal brace "
                 "twice"
             ) from None
-        scan = _ShellScan()
+        text = "".join(
+            literal + ("" if place is None else _PLACE) for literal, place, _, _ in pieces
+        )
+        contexts = iter(_contexts(text))
         parts: list[str | _Field] = []
         for literal, place, spec, conversion in pieces:
             if literal:
                 parts.append(literal)
-                scan.feed(literal)
             if place is None:
                 continue
+            context, trouble = next(contexts)
             if not place.isidentifier() or conversion:
                 raise ValueError(
                     f"{where} has the place {{{place}{'!' + conversion if conversion else ''}}}, "
@@ -88,13 +93,12 @@ class CommandTemplate:
                     f"{where} uses {{{place}}}, which is no parameter of the tool: there are "
                     f"{sorted(properties)}"
                 )
-            if quote and scan.trouble:
+            if quote and trouble:
                 raise ValueError(
-                    f"{where} has {{{place}}} {scan.trouble}, where no quoting is right: move it "
+                    f"{where} has {{{place}}} {trouble}, where no quoting is right: move it "
                     "out, for instance into a variable, or pass quote=False"
                 )
-            parts.append(_Field(place, spec or "", scan.quote))
-            scan.placed()
+            parts.append(_Field(place, spec or "", context))
         defaults: dict[str, Any] = {
             key: value["default"] for key, value in (properties or {}).items() if "default" in value
         }
@@ -118,14 +122,14 @@ class CommandTemplate:
         return "".join(filled)
 
     def _placed(self, place: _Field, value: Any) -> str:
-        if isinstance(value, list) and self.quote and not place.context:
+        if isinstance(value, list) and self.quote and not place.quote:
             return " ".join(shlex.quote(_plain(place, item)) for item in cast("list[Any]", value))
         text = _plain(place, value)
         if not self.quote:
             return text
-        if place.context == "'":
+        if place.quote == "'":
             return text.replace("'", "'\\''")
-        if place.context == '"':
+        if place.quote == '"':
             return re.sub(r'([\\$`"])', r"\\\1", text)
         return shlex.quote(text)
 
@@ -165,117 +169,11 @@ def _schema_of(tool_info: ToolInfo) -> tuple[str, dict[str, dict[str, Any]] | No
     }
 
 
-class _ShellScan:
-    """Follows the quoting of a shell command from piece to piece.
-
-    It knows single and double quotes, backslashes, comments and command substitution. Where it
-    knows that it does not know (backquotes, here-documents, `${...}`, `$'...'`, arithmetic), it
-    says so.
-    """
-
-    def __init__(self) -> None:
-        self._stack = [""]  # the innermost last: "", ', ", or a construct no value may stand in
-        self._escaped = False
-        self._word = False  # the last character was part of a word, so that `#` begins no comment
-        self._previous = ""
-        self._here_document = False
-        self._case = False
-
-    @property
-    def quote(self) -> str:
-        """The quote the next character stands in; empty outside of any."""
-        return self._stack[-1]
-
-    @property
-    def trouble(self) -> str:
-        """Why a value cannot be quoted here; empty where it can."""
-        if self._here_document:
-            return "in or after a here-document"
-        if self._case:
-            return "in or after a case statement"
-        if self._escaped:
-            return "after a backslash"
-        for construct, name in _CONSTRUCTS.items():
-            if construct in self._stack:
-                return name
-        return ""
-
-    def placed(self) -> None:
-        """Take note of a value at this place."""
-        self._word, self._previous = True, "x"
-
-    def feed(self, text: str) -> None:
-        """Read literal text of the template."""
-        index = 0
-        while index < len(text):
-            index += self._read(text, index)
-
-    def _read(self, text: str, index: int) -> int:
-        """Read one token at `index` and return its length."""
-        character, state = text[index], self._stack[-1]
-        previous, self._previous = self._previous, character
-        if self._escaped:
-            self._escaped = False
-            self._word = True
-            return 1
-        if state in ("'", "$'"):
-            if character == "\\" and state == "$'":
-                self._escaped = True
-            elif character == "'":
-                self._stack.pop()
-            return 1
-        if state == "#":
-            if character == "\n":
-                self._stack.pop()
-                self._word = False
-            return 1
-        if character == "\\":
-            self._escaped = True
-            return 1
-        if character == "`":
-            self._stack.pop() if state == "`" else self._stack.append("`")
-            return 1
-        if character == "$":
-            for opening in ("$((", "$(", "${", "$'"):
-                if text.startswith(opening, index) and not (opening == "$'" and state == '"'):
-                    self._stack.append({"$(": ""}.get(opening, opening))
-                    self._word = opening == "$'"
-                    return len(opening)
-        if state == '"':
-            if character == '"':
-                self._stack.pop()
-            return 1
-        return self._unquoted(text, index, previous)
-
-    def _unquoted(self, text: str, index: int, previous: str) -> int:
-        character, state = text[index], self._stack[-1]
-        if character in "'\"":
-            self._stack.append(character)
-        elif character == "}" and state == "${":
-            self._stack.pop()
-        elif state == "$((" and text.startswith("))", index):
-            self._stack.pop()
-            return 2
-        elif not self._word and _CASE.match(text, index):
-            self._case = True  # its patterns end with an unpaired parenthesis
-        elif character == "(":
-            self._stack.append("((" if previous == "(" else "")
-        elif character == ")" and len(self._stack) > 1 and state in ("", "(("):
-            self._stack.pop()
-        elif text.startswith("<<<", index):
-            return 3
-        elif text.startswith("<<", index):
-            self._here_document = True
-            return 2
-        elif character == "#" and not self._word and state != "${":
-            self._stack.append("#")
-        self._word = not (character.isspace() or character in ";&|()")
-        return 1
-
-
-_CASE = re.compile(r"case\s")
-
-_CONSTRUCTS = {
+_PLACE = "\0"  # stands for a value while a template is scanned; no command may hold it
+_TOKEN = re.compile(
+    r"\\.|\0|[`'\"]|\$\(\(|\$\(|\$\{|\$'|\(\(|[()}#\n]|<<<|<<|case(?=\s)", re.DOTALL
+)
+_TROUBLE = {
     "`": "between backquotes",
     "#": "in a comment",
     "${": "in ${...}",
@@ -283,3 +181,64 @@ _CONSTRUCTS = {
     "$((": "in an arithmetic expression",
     "((": "in an arithmetic expression",
 }
+
+
+def _contexts(text: str) -> list[tuple[str, str]]:
+    """Return the quote each `_PLACE` of a shell command stands in, and why none is right there.
+
+    Known are single and double quotes, backslashes, comments and command substitution. Where a
+    value cannot be quoted (backquotes, here-documents, `${...}`, `$'...'`, arithmetic, `case` with
+    its unpaired parentheses), the second text says so; it is empty elsewhere.
+    """
+    found: list[tuple[str, str]] = []
+    stack = [""]  # the innermost last: "" where commands are read, ', ", or a key of `_TROUBLE`
+    blocked = ""
+    index = escaped_end = 0
+    while match := _TOKEN.search(text, index):
+        token, start, index = match[0], match.start(), match.end()
+        state = stack[-1]
+        before = text[start - 1 : start]
+        starts_word = not before or (
+            start != escaped_end and (before.isspace() or before in ";&|()<>")
+        )
+        if token == _PLACE:
+            inside = next((name for key, name in _TROUBLE.items() if key in stack), "")
+            found.append((state, blocked or inside))
+        elif state in ("'", "#"):
+            if token == ("'" if state == "'" else "\n"):
+                stack.pop()
+            index = start + 1
+        elif token[0] == "\\":
+            if token[1] == _PLACE:
+                found.append((state, "after a backslash"))
+            escaped_end = index
+        elif state == "$'":
+            if token == "'":
+                stack.pop()
+            index = start + 1
+        elif token == "`":
+            stack.pop() if state == "`" else stack.append("`")
+        elif token[0] == "$" and not (token == "$'" and state == '"'):
+            stack.append("" if token == "$(" else token)
+        elif state == '"':
+            if token == '"':
+                stack.pop()
+            index = start + 1
+        elif token in ("'", '"'):
+            stack.append(token)
+        elif token == "}" and state == "${":
+            stack.pop()
+        elif token == ")" and state == "$((" and text.startswith("))", start):
+            stack.pop()
+            index = start + 2
+        elif token == ")" and len(stack) > 1 and state in ("", "(("):
+            stack.pop()
+        elif token[0] == "(":
+            stack += ["", "(("] if token == "((" else [""]
+        elif token == "<<":
+            blocked = "in or after a here-document"
+        elif token == "case" and starts_word:
+            blocked = "in or after a case statement"
+        elif token == "#" and starts_word and state != "${":
+            stack.append("#")
+    return found

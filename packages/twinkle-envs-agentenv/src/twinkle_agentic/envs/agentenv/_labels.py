@@ -35,26 +35,21 @@ _PID = "twinkle-pid"
 _SPACE = "twinkle-pid-space"  # containers may share a host name, and number processes on their own
 _START = "twinkle-process-start"  # clock ticks since boot: process ids are used again
 
-_default_run: str | None = None
-
 
 def default_run() -> str:
     """Return the run label where none is given: `TWINKLE_RUN`, else one made up per process."""
-    global _default_run
-    if _default_run is None:
-        _default_run = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    return os.environ.get("TWINKLE_RUN") or _default_run
+    return os.environ.get("TWINKLE_RUN") or _made_up_run(os.getpid())
 
 
 def process_labels(run: str) -> dict[str, str]:
     """Return the labels of a sandbox that this process creates."""
-    return {CREATED_BY: MAKER, RUN: run, **_this_process()}
+    return {CREATED_BY: MAKER, RUN: run, **_process(os.getpid())}
 
 
 def owner_lives(labels: Mapping[str, str]) -> bool | None:
     """Tell whether the process that made a sandbox runs; `None` where it cannot be known here."""
     pid = labels.get(_PID, "")
-    here = _this_process()
+    here = _process(os.getpid())
     if any(labels.get(name) != here[name] for name in (_HOST, _SPACE)) or not pid.isdigit():
         return None
     if not here[_SPACE]:
@@ -64,12 +59,18 @@ def owner_lives(labels: Mapping[str, str]) -> bool | None:
 
 
 @functools.cache
-def _this_process() -> dict[str, str]:
+def _made_up_run(pid: int) -> str:
+    return f"{socket.gethostname()}-{pid}-{uuid.uuid4().hex[:8]}"
+
+
+@functools.cache
+def _process(pid: int) -> dict[str, str]:
+    """Return the labels of this process; by id, for a fork inherits what is cached."""
     return {
         _HOST: socket.gethostname(),
         _SPACE: _pid_space(),
-        _PID: str(os.getpid()),
-        _START: _process_start(os.getpid()) or "",
+        _PID: str(pid),
+        _START: _process_start(pid) or "",
     }
 
 
@@ -90,12 +91,3 @@ def _process_start(pid: int) -> str | None:
     # The name in parentheses may hold anything; field 22 is the 20th after it.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]
-
-
-def _forget_after_fork() -> None:
-    global _default_run
-    _default_run = None
-    _this_process.cache_clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)

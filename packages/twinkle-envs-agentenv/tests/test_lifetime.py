@@ -5,8 +5,23 @@ from typing import Any
 
 import pytest
 
+from twinkle_agentic.envs.agentenv import _handle
+
 CONNECT = ("POST", "/v2/sandboxes/.*/connect")
 SET_TIMEOUT = ("POST", "/sandboxes/.*/timeout")
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let time pass for the client: it then thinks that its sandboxes have been idle for long."""
+    passed = 0.0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+
+    monkeypatch.setattr(_handle, "monotonic", lambda: time.monotonic() + passed)
+    return pass_time
 
 
 def asked(server: Any) -> Any:
@@ -17,22 +32,21 @@ def left(server: Any, env: Any) -> Any:
     return server.sandboxes[env.sandbox_id].ends_at - time.monotonic()
 
 
-def test_a_step_starts_the_idle_time_anew(server: Any, make_env: Any) -> None:
+def test_a_step_starts_the_idle_time_anew(server: Any, make_env: Any, pass_time: Any) -> None:
     env = make_env(sandbox_timeout=2, command_timeout=1)
     env.reset()
-    lease = env._hold.lease
-    lease._ends_at -= 1.0  # as if a second had passed
+    pass_time(1.0)
     env.step("read_file", {"path": "/missing"})
     assert asked(server) == [2]
     env.step("read_file", {"path": "/missing"})
     assert asked(server) == [2], "hardly any of it had been used"
 
 
-def test_a_long_lease_is_never_shortened(server: Any, make_env: Any) -> None:
+def test_a_long_lease_is_never_shortened(server: Any, make_env: Any, pass_time: Any) -> None:
     env = make_env(sandbox_timeout=60, command_timeout=1)
     env.reset()
     env.sandbox.set_timeout(5_000)
-    env._hold.lease._ends_at -= 50
+    pass_time(50)
     env.step("run_command", {"command": "true"})
     assert asked(server) == [61]
     assert left(server, env) > 4_900
@@ -57,10 +71,10 @@ def test_a_default_step_costs_one_request(server: Any, make_env: Any) -> None:
     assert len(server.requests) == before + 1
 
 
-def test_no_refresh_when_switched_off(server: Any, make_env: Any) -> None:
+def test_no_refresh_when_switched_off(server: Any, make_env: Any, pass_time: Any) -> None:
     env = make_env(sandbox_timeout=20, command_timeout=300, refresh_timeout=False)
     env.reset()
-    env._hold.lease._ends_at -= 19
+    pass_time(19)
     env.step("run_command", {"command": "true"})
     assert asked(server) == []
 
@@ -68,22 +82,24 @@ def test_no_refresh_when_switched_off(server: Any, make_env: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "body"), [(500, "broken"), (404, "not found"), (503, "busy"), (401, "")]
 )
-def test_a_failed_refresh_is_visible(server: Any, make_env: Any, status: Any, body: Any) -> None:
+def test_a_failed_refresh_is_visible(
+    server: Any, make_env: Any, pass_time: Any, status: Any, body: Any
+) -> None:
     env = make_env(sandbox_timeout=20, command_timeout=1)
     env.reset()
     server.fault(*CONNECT, status=status, body=body, times=99)
     result = env.step("read_file", {"path": "/missing"})
     assert "refresh_error" not in result.info
-    env._hold.lease._ends_at -= 15
+    pass_time(15)
     result = env.step("write_file", {"path": "/a", "content": "x"})
     assert str(status) in result.info["refresh_error"]
     assert body in result.info["refresh_error"]
     assert (result.error, result.done) == (None, False)
 
 
-def test_the_refresh_follows_a_failing_step_too(server: Any, make_env: Any) -> None:
+def test_the_refresh_follows_a_failing_step_too(server: Any, make_env: Any, pass_time: Any) -> None:
     env = make_env(sandbox_timeout=20, command_timeout=1)
     env.reset()
-    env._hold.lease._ends_at -= 10
+    pass_time(10)
     env.step("no_such_tool", {})
     assert asked(server) == [20]

@@ -1,33 +1,40 @@
 """One sandbox per episode as an `Env`.
 
 `AgentEnv` holds no connection and no thread: it is a thin client of the `e2b` SDK, which is
-imported by the first `reset`. What keeps a sandbox, runs commands in it and tells its failures
-apart are the modules beside this one.
+imported by the first `reset`. The modules beside this one start a sandbox, run commands in it and
+tell its failures apart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
-from twinkle_agentic.envs.agentenv import labels
-from twinkle_agentic.envs.agentenv.access import SandboxAccess
-from twinkle_agentic.envs.agentenv.command_tool import CommandTemplate
-from twinkle_agentic.envs.agentenv.connection import Connection
-from twinkle_agentic.envs.agentenv.default_tools import (
+from twinkle_agentic.envs.agentenv import _labels as labels
+from twinkle_agentic.envs.agentenv._command_tool import CommandTemplate
+from twinkle_agentic.envs.agentenv._config import (
+    Connection,
+    OnTimeout,
+    SandboxSpec,
+    SetupErrors,
+)
+from twinkle_agentic.envs.agentenv._default_tools import (
     DEFAULT_TOOLS,
-    refuse_unknown,
+    ToolHandler,
     seconds_argument,
     text_argument,
 )
+from twinkle_agentic.envs.agentenv._output import CommandOutput, CommandRun, ExecResult
+from twinkle_agentic.envs.agentenv._sdk_calls import check_process, interruptible
+from twinkle_agentic.envs.agentenv._slot import SandboxSlot
 from twinkle_agentic.envs.agentenv.errors import (
     CommandBrokenError,
     SandboxRefusedError,
     ToolFaultError,
 )
-from twinkle_agentic.envs.agentenv.types import OnTimeout, SandboxSpec, SetupErrors
-from twinkle_agentic.envs.agentenv.waiting import interruptible
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import (
     ErrorKind,
@@ -39,19 +46,18 @@ from twinkle_agentic.tools.text import clean_text, to_text
 from twinkle_agentic.tools.types import ToolInfo, Trajectory, user_data_get
 
 if TYPE_CHECKING:
-    from twinkle_agentic.envs.agentenv.lease import Lease
-    from twinkle_agentic.envs.agentenv.pool import SandboxPool
+    from e2b import Sandbox
 
-__all__ = ["AgentEnv", "ToolHandler"]
+    from twinkle_agentic.envs.agentenv._handle import SandboxHandle
+    from twinkle_agentic.envs.agentenv._pool import SandboxPool
 
-ToolHandler = Callable[["AgentEnv", dict[str, Any]], Any]
-"""`handler(env, arguments) -> text` of a registered tool."""
+__all__ = ["AgentEnv"]
 
-_FORKS_PER_REQUEST = 16  # AgentENV's limit; the SDK's is 20
-_PATIENCE = 3  # failures of the sandbox in a row, none of them the model's, that end the episode
+_MAX_FAILURES = 3  # of the sandbox in a row, none of them the model's, before the episode ends
+_EXEC_CHARS = 2**20  # of each stream that `exec` keeps: a grader reads more than a model
 
 
-class AgentEnv(SandboxAccess, Env):
+class AgentEnv(Env):
     """A sandbox of an AgentENV server, or another server that speaks the E2B protocol, per episode.
 
     `reset` starts a sandbox, `step` runs a tool in it, `close` kills it. It is killed on every
@@ -145,7 +151,9 @@ class AgentEnv(SandboxAccess, Env):
         connection_options: Mapping[str, Any] | None = None,
         create_options: Mapping[str, Any] | None = None,
     ) -> None:
-        spec = SandboxSpec(
+        self.include_default_tools = include_default_tools
+        self.refresh_timeout = refresh_timeout
+        self._spec = SandboxSpec(
             connection=Connection.resolve(
                 api_url=api_url,
                 api_key=api_key,
@@ -168,13 +176,33 @@ class AgentEnv(SandboxAccess, Env):
             queue_timeout_s=queue_timeout_s,
             create_options=dict(create_options or {}),
         )
-        spec.check()
-        super().__init__(spec, refresh_timeout=refresh_timeout)
-        self.include_default_tools = include_default_tools
         self._pool = pool
         self._custom: dict[str, tuple[ToolInfo, ToolHandler]] = {}
-        self._prepared = False
-        self._failures = 0
+        self._slot = SandboxSlot(self)
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What this env's sandboxes are made from."""
+        return self._spec
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The SDK's handle of the running sandbox, for its terminal, file watches and the like.
+
+        Raises:
+            SandboxRefusedError: This process was forked from one that had used the SDK.
+        """
+        handle = self._slot.handle
+        if handle is None:
+            return None
+        check_process()
+        return handle.sandbox
+
+    @property
+    def sandbox_id(self) -> str | None:
+        """The id of the running sandbox; `None` before `reset` and after `close`."""
+        handle = self._slot.handle
+        return None if handle is None else handle.sandbox_id
 
     def register_tool(self, tool_info: ToolInfo, handler: ToolHandler) -> Self:
         """Add a tool that runs in this process.
@@ -231,11 +259,7 @@ class AgentEnv(SandboxAccess, Env):
 
     def tools(self) -> list[ToolInfo]:
         """Return the definitions of the tools a model may call."""
-        offered = dict(DEFAULT_TOOLS) if self.include_default_tools else {}
-        for name in self._custom:
-            offered.pop(name, None)
-        own = [info for info, _ in self._custom.values()]
-        return [*copy.deepcopy(list(offered.values())), *own]
+        return [copy.deepcopy(info) for info, _ in self._offered().values()]
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Kill the sandbox of the last episode and start a new one.
@@ -254,22 +278,18 @@ class AgentEnv(SandboxAccess, Env):
             SandboxSetupError: A setup command failed.
             SandboxError: The sandbox was lost during its setup, or `close` was called meanwhile.
         """
-        from twinkle_agentic.envs.agentenv.recovery import check_alive
+        from twinkle_agentic.envs.agentenv._retry import check_alive
 
-        self._notes = {}
-        self._failures = 0
-        lease = self._hold.lease
-        if self._prepared and lease is not None:
-            self._prepared = False
-            check_alive(lease, "it was to be handed over")
-            self._ended = None
-            return self._first(lease)
-        ticket = self._hold.release()
-        self._ended = None
+        handle = self._slot.handle
+        if handle is not None and handle.prepared:
+            handle.prepared = False
+            handle.use(check_alive, "it was to be handed over")
+            return _first_result(handle)
+        generation = self._slot.empty()
         try:
-            return self._first(interruptible(self._start, trajectory, ticket))
+            return _first_result(interruptible(self._start, trajectory, generation))
         except BaseException:
-            self._hold.release()  # an interrupted start goes on, and kills what comes of it
+            self._slot.empty()  # an interrupted start goes on, and kills what comes of it
             raise
 
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
@@ -288,52 +308,141 @@ class AgentEnv(SandboxAccess, Env):
             do its work is one, with `done=False`; a sandbox that is gone, or does not answer though
             the server says it runs, ends the episode.
         """
-        self._notes = {}
-        if self._ended is not None:
-            return StepResult.failed(self._ended, sandbox_id=self.sandbox_id)
-        if self._hold.lease is None:
+        handle = self._slot.handle
+        if handle is None:
             return StepResult.failed("there is no sandbox: call reset() first", kind=ErrorKind.ENV)
-        self._prepared = False
+        if handle.failure is not None:
+            return StepResult.failed(handle.failure, sandbox_id=handle.sandbox_id)
+        handle.prepared = False
         try:
             result = self._run_tool(tool_name, arguments)
-        except ToolFaultError as fault:
-            result = StepResult.failed(str(fault), kind=ErrorKind.TOOL, done=False)
         except CommandBrokenError as broken:
             seen = f"{broken.output}\nError: {broken}".lstrip("\n")
             result = StepResult.failed(broken, done=False, observation=seen)
-        except (SandboxRefusedError, SandboxLostError) as error:  # nothing can go on with it
-            result = StepResult.failed(error)
         except TwinkleEnvError as error:
-            result = StepResult.failed(error, done=False)
-        except SystemExit as error:  # of a handler
+            ends = isinstance(error, (SandboxRefusedError, SandboxLostError))
+            result = StepResult.failed(error, done=ends)
+        except ToolFaultError as fault:
+            result = StepResult.failed(str(fault), kind=ErrorKind.TOOL, done=False)
+        except (Exception, SystemExit) as error:  # of a handler
+            _look_for_loss(handle, error)
             result = StepResult.failed(error, kind=ErrorKind.TOOL, done=False)
-        except Exception as error:
-            self._look_for_loss(error)
-            result = StepResult.failed(error, kind=ErrorKind.TOOL, done=False)
-        self._count(result)
-        if self._ended is not None:
-            result = StepResult.failed(self._ended)
-        elif not result.done:
-            self._refresh()
-        result.info = {"sandbox_id": self.sandbox_id, **self._notes, **result.info}
-        return result
-
-    def _count(self, result: StepResult) -> None:
-        """End an episode whose sandbox fails again and again: what it earns says nothing."""
-        if result.info.get("error_kind") in (None, ErrorKind.TOOL):
-            self._failures = 0
-            return
-        self._failures += 1
-        if self._failures >= _PATIENCE and self._ended is None:
-            self._ended = SandboxLostError(
-                f"sandbox {self.sandbox_id} is given up after {self._failures} failures in a row "
-                f"(the last: {result.error}); call reset() for a new one"
-            )
+        _count_failure(handle, result)
+        details: dict[str, Any] = {"sandbox_id": handle.sandbox_id}
+        if handle.failure is not None:
+            return StepResult.failed(handle.failure, **details)
+        if self.refresh_timeout and not result.done:
+            refresh_error = handle.renew()
+            if refresh_error is not None:
+                details["refresh_error"] = refresh_error
+        return replace(result, info={**details, **result.info})
 
     def close(self) -> None:
         """Kill the sandbox, from any thread; calling it again does nothing."""
-        self._prepared = False
-        self._hold.release()
+        self._slot.empty()
+
+    def run_command(self, arguments: Mapping[str, Any]) -> str:
+        """Run a command as the tool `run_command` does, for handlers.
+
+        Args:
+            arguments: `command`, and optionally `cwd` and `timeout` (seconds, by default
+                `command_timeout`).
+
+        Returns:
+            What it printed; standard error, a non-zero exit code and a timeout follow as marked
+            parts. At most 32,768 characters. It is a `CommandOutput`: a `str` with `exit_code` and
+            `timed_out`, which `step` reports in `info` where a handler returns it.
+
+        Raises:
+            ToolFaultError: There is no command, or it cannot be started.
+            SandboxError: The sandbox is lost or failed.
+            EnvTimeoutError: The sandbox does not answer.
+        """
+        command = text_argument(arguments, "command")
+        cwd = text_argument(arguments, "cwd", optional=True) or None
+        return self._run(command, arguments.get("timeout"), cwd=cwd).output()
+
+    def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        envs: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> ExecResult:
+        """Run a command and return its parts, for graders and handlers.
+
+        Args:
+            command: For `bash -l -c`.
+            timeout_s: Seconds it may take; by default `command_timeout`.
+            cwd: Working directory; the home directory by default.
+            envs: Added to its environment.
+            user: Whom it runs as; the server's default user by default.
+
+        Returns:
+            Each stream with at most 1,048,576 characters, head and tail.
+
+        Raises:
+            ToolFaultError: It cannot be started.
+            SandboxError: The sandbox is lost or failed, or there is none.
+            EnvTimeoutError: The sandbox does not answer.
+        """
+        return self._run(
+            command, timeout_s, cwd=cwd, envs=envs, user=user, max_chars=_EXEC_CHARS
+        ).result()
+
+    def write_file(self, path: str, content: str | bytes) -> None:
+        """Write a file, its directories too; an existing one is replaced.
+
+        Raises:
+            ToolFaultError: The path cannot be written, or the disk is full.
+            SandboxError: The sandbox is lost or failed, or there is none.
+            EnvTimeoutError: No answer within `request_timeout`.
+        """
+        data = clean_text(content).encode() if isinstance(content, str) else content
+        handle = self._handle()
+        from twinkle_agentic.envs.agentenv._files import write_bytes
+
+        handle.use(write_bytes, path, data)
+
+    def read_file(self, path: str) -> bytes:
+        """Read a file of at most 64 MiB.
+
+        Raises:
+            ToolFaultError: There is no such file, or it is longer.
+            SandboxError: The sandbox is lost or failed, or there is none.
+            EnvTimeoutError: No answer within `request_timeout`.
+        """
+        handle = self._handle()
+        from twinkle_agentic.envs.agentenv._files import read_bytes
+
+        return handle.use(read_bytes, path)
+
+    def snapshot(self, name: str | None = None) -> str:
+        """Keep the state of the sandbox as a template of its own.
+
+        Returns:
+            Its id, for the `template` of other envs; it stays on the server until
+            `delete_snapshot`.
+
+        Raises:
+            SandboxError: The sandbox is lost, there is none, or the server makes no snapshot of it.
+        """
+        handle = self._handle()
+        from twinkle_agentic.envs.agentenv._create import take_snapshot
+
+        return handle.use(take_snapshot, name)
+
+    def delete_snapshot(self, snapshot_id: str) -> bool:
+        """Delete a snapshot from the server; return whether there was one.
+
+        Raises:
+            SandboxError: The server does not delete it.
+        """
+        from twinkle_agentic.envs.agentenv._create import delete_snapshot
+
+        return interruptible(delete_snapshot, self._spec, snapshot_id)
 
     def fork(self, n: int = 1) -> list[Self]:
         """Make `n` envs whose sandboxes start as copies of this one, for a group of trajectories.
@@ -351,33 +460,28 @@ class AgentEnv(SandboxAccess, Env):
             SandboxUnavailableError: The server does not make all of them in time; those it made are
                 killed.
         """
-        from twinkle_agentic.envs.agentenv.branching import fork_lease
-
         if n < 1:
             raise ValueError(f"fork needs n >= 1, found {n!r}")
-        with self._watched() as lease:
-            leases = fork_lease(lease, n, per_request=_FORKS_PER_REQUEST)
-        return [self._twin(child) for child in leases]
+        handle = self._handle()
+        from twinkle_agentic.envs.agentenv._create import fork_sandbox
 
-    def _twin(self, lease: Lease) -> Self:
-        twin = copy.copy(self)
-        twin._custom = dict(self._custom)
-        twin._notes = {}
-        twin._ended = None
-        twin._prepared = True
-        twin._new_hold()
-        twin._hold.take(lease, 0)
-        return twin
+        twins: list[Self] = []
+        for child in handle.use(fork_sandbox, n):
+            twin = copy.copy(self)
+            twin._custom = dict(self._custom)
+            twin._slot = SandboxSlot(twin, child)
+            twins.append(twin)
+        return twins
 
-    def _start(self, trajectory: Trajectory | None, ticket: int) -> Lease:
-        lease = self._make(trajectory)
-        if not self._hold.take(lease, ticket):
-            lease.kill()
+    def _start(self, trajectory: Trajectory | None, generation: int) -> SandboxHandle:
+        handle = self._new_handle(trajectory)
+        if not self._slot.fill(handle, generation):
+            handle.kill()
             raise SandboxError("the env was closed while its sandbox started", retryable=True)
-        return lease
+        return handle
 
-    def _make(self, trajectory: Trajectory | None) -> Lease:
-        from twinkle_agentic.envs.agentenv.creating import start_sandbox
+    def _new_handle(self, trajectory: Trajectory | None) -> SandboxHandle:
+        from twinkle_agentic.envs.agentenv._create import start_sandbox
 
         if self._pool is not None:
             return self._pool.acquire(self._spec)
@@ -388,45 +492,78 @@ class AgentEnv(SandboxAccess, Env):
         extra = {} if episode is None else {labels.EPISODE: clean_text(str(episode))}
         return start_sandbox(self._spec, extra_labels=extra)
 
-    def _first(self, lease: Lease) -> StepResult:
-        return StepResult(observation=lease.setup_output, info={"sandbox_id": lease.sandbox_id})
+    def _handle(self) -> SandboxHandle:
+        handle = self._slot.handle
+        if handle is None:
+            raise SandboxError("there is no sandbox: call reset() first")
+        return handle
 
-    def _run_tool(self, tool_name: str, arguments: Any) -> StepResult:
-        if arguments is None:
-            arguments = {}
-        if not isinstance(arguments, dict):
+    def _run(self, command: str, timeout_s: object, **options: Any) -> CommandRun:
+        limit_s = self._spec.command_timeout_s if timeout_s is None else seconds_argument(timeout_s)
+        handle = self._handle()
+        from twinkle_agentic.envs.agentenv._commands import run_command
+
+        return handle.use(
+            run_command, command, timeout_s=limit_s, outlasted=self.refresh_timeout, **options
+        )
+
+    def _offered(self) -> dict[str, tuple[ToolInfo, ToolHandler]]:
+        """Return definition and handler of each tool, the built-in ones first."""
+        built_in = DEFAULT_TOOLS if self.include_default_tools else {}
+        return {
+            **{name: tool for name, tool in built_in.items() if name not in self._custom},
+            **self._custom,
+        }
+
+    def _run_tool(self, tool_name: str, arguments: dict[str, Any] | None) -> StepResult:
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ToolFaultError(
                 f"the arguments of {tool_name!r} must be an object, found "
                 f"{type(arguments).__name__}"
             )
-        values = cast("dict[str, Any]", arguments)
-        if tool_name in self._custom:
-            answer = self._custom[tool_name][1](self, values)
-            if isinstance(answer, StepResult):
-                answer.observation = to_text(answer.observation)
-                return answer
-            return StepResult.scored(to_text(answer), None)
-        if not self.include_default_tools or tool_name not in DEFAULT_TOOLS:
-            names = [info.get("function", {}).get("name", "") for info in self.tools()]
+        tools = self._offered()
+        if tool_name not in tools:
             raise ToolFaultError(
-                f"unknown tool {tool_name!r}: available are {', '.join(names) or '(none)'}"
+                f"unknown tool {tool_name!r}: available are {', '.join(tools) or '(none)'}"
             )
-        return StepResult.scored(self._run_default(tool_name, values), None)
+        answer = tools[tool_name][1](self, arguments)
+        result = answer if isinstance(answer, StepResult) else StepResult.scored(answer, None)
+        seen: object = result.observation
+        if isinstance(seen, CommandOutput):
+            info: dict[str, Any] = {"exit_code": seen.exit_code}
+            if seen.timed_out:
+                info["timed_out"] = True
+            info |= result.info
+            return replace(result, observation=str(seen), info=info)
+        return replace(result, observation=to_text(seen))
 
-    def _run_default(self, tool_name: str, arguments: dict[str, Any]) -> str:
-        refuse_unknown(tool_name, arguments)
-        if tool_name == "run_command":
-            wanted = arguments.get("timeout")
-            limit_s = self._spec.command_timeout_s
-            if wanted is not None:  # a model may have less time than the user allows, never more
-                limit_s = min(limit_s, seconds_argument(wanted))
-            return self.run_command({**arguments, "timeout": limit_s})
-        path = text_argument(arguments, "path")
-        if tool_name == "read_file":
-            return to_text(self.read_file(path).decode("utf-8", "replace"))
-        content = text_argument(arguments, "content", empty=True)
-        self.write_file(path, content)
-        return f"Wrote {len(content)} characters to {path}."
+
+def _first_result(handle: SandboxHandle) -> StepResult:
+    return StepResult(observation=handle.setup_output, info={"sandbox_id": handle.sandbox_id})
+
+
+def _look_for_loss(handle: SandboxHandle, error: BaseException) -> None:
+    """Find out whether a handler that used the SDK failed because the sandbox is lost."""
+    from twinkle_agentic.envs.agentenv._retry import check_alive
+    from twinkle_agentic.envs.agentenv._sdk_errors import comes_from_sdk, read_failure
+
+    if comes_from_sdk(error):
+        with contextlib.suppress(SandboxError):  # lost, which is recorded, or it cannot be asked
+            handle.use(check_alive, read_failure(error).words)
+
+
+def _count_failure(handle: SandboxHandle, result: StepResult) -> None:
+    """Give a sandbox up that fails again and again: what its episode earns says nothing."""
+    if result.info.get("error_kind") in (None, ErrorKind.TOOL):
+        handle.failures_in_row = 0
+        return
+    handle.failures_in_row += 1
+    if handle.failures_in_row >= _MAX_FAILURES and handle.failure is None:
+        handle.failure = SandboxLostError(
+            f"sandbox {handle.sandbox_id} is given up after {handle.failures_in_row} failures in a "
+            f"row (the last: {result.error}); call reset() for a new one"
+        )
 
 
 def _commands(setup_commands: Sequence[str] | None) -> tuple[str, ...]:

@@ -6,14 +6,14 @@ import datetime
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from twinkle_agentic.envs.agentenv import labels
-from twinkle_agentic.envs.agentenv.connection import Connection
+from e2b import Sandbox, SandboxInfo, SandboxQuery
+
+from twinkle_agentic.envs.agentenv import _labels as labels
+from twinkle_agentic.envs.agentenv._config import Connection
+from twinkle_agentic.envs.agentenv._sdk_errors import FailureKind, read_failure
 from twinkle_agentic.envs.errors import SandboxError
-
-if TYPE_CHECKING:
-    from e2b import SandboxInfo
 
 __all__ = ["SweepReport", "sweep"]
 
@@ -28,7 +28,7 @@ class SweepReport:
 
     Attributes:
         found: Sandboxes that carry our label (and the run's, where one was asked for).
-        killed: Ids of those that are gone now.
+        killed: Ids of those that have ended now.
         reasons: Id to the reason, of those in `killed`.
         spared: Id to the reason, of those that were left alone.
         failed: Id to the error, of those that could not be killed.
@@ -51,7 +51,7 @@ def sweep(
     dry_run: bool = False,
     request_timeout: float = 60.0,
 ) -> SweepReport:
-    """Kill sandboxes that were created by an `AgentEnv` and whose trainer is gone.
+    """Kill sandboxes that were created by an `AgentEnv` and whose trainer has ended.
 
     Only sandboxes with our label are looked at. One whose trainer still runs on this host is
     spared. Of a trainer on another host, in another container, or from before a restart of this
@@ -70,10 +70,6 @@ def sweep(
         SandboxError: The server could not be asked for its sandboxes.
         ValueError: An argument has an impossible value.
     """
-    from e2b import Sandbox
-
-    from twinkle_agentic.envs.agentenv.failures import Fault, read_failure
-
     if older_than_s is not None and older_than_s < 0:
         raise ValueError(f"older_than_s must be 0 or more seconds, found {older_than_s!r}")
     connection = Connection.resolve(
@@ -81,13 +77,13 @@ def sweep(
     )
     params = connection.params()
     report = SweepReport()
-    doomed: dict[str, str] = {}
+    to_kill: dict[str, str] = {}
     for info in _ours(connection, params, run):
         report.found += 1
-        dies, reason = _verdict(info, run, older_than_s, include_live)
-        (doomed if dies else report.spared)[info.sandbox_id] = reason
+        kill_it, reason = _decide(info, run, older_than_s, include_live)
+        (to_kill if kill_it else report.spared)[info.sandbox_id] = reason
     if dry_run:
-        report.killed, report.reasons = list(doomed), doomed
+        report.killed, report.reasons = list(to_kill), to_kill
         return report
 
     def kill(sandbox_id: str) -> str | None:
@@ -95,24 +91,20 @@ def sweep(
             Sandbox.kill(sandbox_id, **params)
         except Exception as error:
             failure = read_failure(error)
-            return None if failure.fault is Fault.NOT_FOUND else failure.words
+            return None if failure.kind is FailureKind.NOT_FOUND else failure.words
         return None
 
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        for sandbox_id, trouble in zip(doomed, threads.map(kill, doomed), strict=True):
+        for sandbox_id, trouble in zip(to_kill, threads.map(kill, to_kill), strict=True):
             if trouble is None:
                 report.killed.append(sandbox_id)
-                report.reasons[sandbox_id] = doomed[sandbox_id]
+                report.reasons[sandbox_id] = to_kill[sandbox_id]
             else:
                 report.failed[sandbox_id] = trouble
     return report
 
 
 def _ours(connection: Connection, params: dict[str, Any], run: str | None) -> Iterable[SandboxInfo]:
-    from e2b import Sandbox, SandboxQuery
-
-    from twinkle_agentic.envs.agentenv.failures import read_failure
-
     wanted = {labels.CREATED_BY: labels.MAKER}
     if run is not None:
         wanted[labels.RUN] = run
@@ -137,7 +129,7 @@ def _ours(connection: Connection, params: dict[str, Any], run: str | None) -> It
     ]
 
 
-def _verdict(
+def _decide(
     info: SandboxInfo, run: str | None, older_than_s: float | None, include_live: bool
 ) -> tuple[bool, str]:
     """Return whether a sandbox is to be killed, and why or why not."""
