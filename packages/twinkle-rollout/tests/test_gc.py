@@ -48,7 +48,7 @@ def test_it_is_given_back_after_an_error() -> None:
     assert gc.get_threshold() == DEFAULT
 
 
-@pytest.mark.parametrize("own", [(0, 10, 10), (50_000, 5, 5)])
+@pytest.mark.parametrize("own", [(0, 10, 10), (500_000, 5, 5)])
 def test_what_the_user_chose_stays(own: tuple[int, int, int]) -> None:
     gc.set_threshold(*own)
     with raised_gc_threshold():

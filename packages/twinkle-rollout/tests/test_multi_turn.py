@@ -22,7 +22,7 @@ from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import CapacityError, EnvError, SandboxLostError
 from twinkle_agentic.protocol import SamplingParams
-from twinkle_agentic.rollout import APIMultiTurnRollout, MultiTurnRollout, Rollout
+from twinkle_agentic.rollout import APIMultiTurnRollout, MultiTurnRollout
 from twinkle_agentic.rollout._token_bridge import (
     BridgeError,
     append_ids,
@@ -655,10 +655,6 @@ def test_the_output_continues_over_an_endpoint(
     assert out["stop_reason"] == "stop"
 
 
-def test_it_is_a_rollout() -> None:
-    assert issubclass(MultiTurnRollout, Rollout)
-
-
 class Arena(Env):
     """Done after `length` steps of 0.5 each; notes what is done to it."""
 
@@ -1006,3 +1002,99 @@ def test_a_factory_may_be_given_to_the_call(template: Template, echo: ToolManage
         rollout_of(Sampler(template, play), template, echo, env_factory=always(env))
     with pytest.raises(ValueError, match="reset_observation"):
         rollout_of(Sampler(template, play), template, echo, reset_observation="prepend")
+
+
+# --- limits and attempts, which both rollouts share
+
+
+def test_the_deadline_of_one_trajectory_ends_it_alone(template: Template) -> None:
+    release = threading.Event()
+    slow, fine = Arena(2, step=lambda: release.wait(60) and None), Arena(1)
+    try:
+        outs = play_in(template, slow, fine, deadline_s=0.5)
+    finally:
+        release.set()
+    assert [out["stop_reason"] for out in outs] == ["deadline", "env_done"]
+    assert outs[0]["error"].startswith("deadline_s=0.5 passed")
+    assert outs[0]["error_kind"] == "timeout"
+    assert outs[1]["reward"] == 0.5
+
+
+def test_a_lost_episode_is_sampled_again_in_a_new_env(template: Template) -> None:
+    lost = StepResult.failed(SandboxLostError("the sandbox is lost"))
+    envs = [Arena(2, step=lost), Arena(2), Arena(1)]
+    left = {"0": [envs[0], envs[1]], "1": [envs[2]]}
+
+    def factory(trajectory: Any) -> Any:
+        return left[trajectory["messages"][0]["content"]].pop(0)
+
+    rollout = rollout_of(Sampler(template, play), template, env_factory=factory, max_attempts=3)
+    again, once = rollout(prompts("0", "1"))
+    assert (again["reward"], again["attempts"], again["turns"]) == (1.0, 2, 2)
+    assert "the sandbox is lost" in again["earlier_errors"][0]
+    assert again["timing"]["earlier"] > 0
+    assert (once["attempts"], once["earlier_errors"]) == (1, [])
+    assert all(env.log[-1] == "close" for env in envs)
+    sampled = [*Sampler(template, play).ids(call_text("x", "play"))] * 2
+    assert trained(again) == sampled  # of the last attempt alone
+
+
+def test_on_done_gets_each_trajectory_once_as_it_ends(template: Template) -> None:
+    ended: list[str] = []
+    long_may_end = threading.Event()
+
+    def on_done(out: Any) -> None:
+        ended.append(out["messages"][0]["content"][0])
+        long_may_end.set()
+
+    long = Arena(1, step=lambda: None if long_may_end.wait(30) else StepResult.failed("late"))
+    outs = play_in(template, long, Arena(1), on_done=on_done)
+    assert ended == ["1", "0"]
+    assert [out["reward"] for out in outs] == [0.5, 0.5]
+
+
+def test_calls_of_one_message_beyond_the_cap_are_not_run(template: Template) -> None:
+    many = "".join(call_text(str(number), "play") for number in range(130))
+    env = Arena(1000)
+    (out,) = play_in(template, env, script=always(many), max_turns=1)
+    assert env.steps == 128
+    assert out["tool_errors"] == {"too_many_calls": 2}
+    assert [m["role"] for m in out["messages"]].count("tool") == 128
+    assert len(out["messages"][1]["tool_calls"]) == 128
+
+
+def test_a_call_that_the_parser_drops_is_counted(template: Template, echo: ToolManager) -> None:
+    class OneCall(Template):
+        def parse_tool_call(self, decoded: str) -> list[Any]:
+            return super().parse_tool_call(decoded)[:1]
+
+    def script(prompt: str, turn: int) -> str:
+        return call_text("a") + call_text("b") if turn == 1 else "end"
+
+    one_call = OneCall(template.tokenizer)
+    (out,) = rollout_of(Sampler(one_call, script), one_call, echo)(prompts("a"))
+    assert out["unparsed_tool_calls"] == 1
+    assert out["stop_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop_reason", "kind"),
+    [
+        ({"type": "stop"}, "stop", None),
+        ({"type": "length", "length": 8}, "length", None),
+        ({"type": "abort", "message": "out of memory"}, "api_error", "server_error"),
+        (None, "api_error", "bad_reply"),
+    ],
+)
+def test_a_finish_reason_may_be_an_object(
+    template: Template, echo: ToolManager, reason: Any, stop_reason: str, kind: str | None
+) -> None:
+    sampler = Sampler(template, lambda p, turn: "end")
+
+    def set_reason(sequence: Any) -> None:
+        sequence.stop_reason = reason
+
+    sampler.change = set_reason
+    odd, fine = rollout_of(sampler, template, echo)(prompts("a", "b"))
+    assert (odd["stop_reason"], odd["error_kind"], odd["turns"]) == (stop_reason, kind, 1)
+    assert fine["stop_reason"] == stop_reason  # neither costs the batch

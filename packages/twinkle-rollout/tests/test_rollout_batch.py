@@ -20,7 +20,7 @@ from twinkle_agentic._aio.loop import background_loop
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.protocol import API, SamplingParams
-from twinkle_agentic.rollout import APIMultiTurnRollout, Rollout
+from twinkle_agentic.rollout import APIMultiTurnRollout
 from twinkle_agentic.tools import FunctionTool, Tool, ToolManager
 
 
@@ -605,10 +605,6 @@ def test_ctrl_c_closes_every_env_and_is_raised(server: str) -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def test_the_interface_is_a_rollout() -> None:
-    assert issubclass(APIMultiTurnRollout, Rollout)
 
 
 def test_importing_the_package_is_light() -> None:

@@ -11,8 +11,9 @@ __all__ = ["raised_gc_threshold"]
 
 # New containers before Python looks for cycles among them. Episodes in flight are hundreds of
 # thousands of containers in no cycle, and at Python's 700 going through them again and again takes
-# 40 % of the time of a large batch. What a cycle of a tool holds waits for as many.
-_NEW_OBJECTS = 20_000
+# 40 % of the time of a large batch, at 50,000 a tenth. What a cycle of a tool holds waits for as
+# many.
+_NEW_OBJECTS = 50_000
 
 _lock = threading.Lock()
 _holders = 0

@@ -32,7 +32,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is not None and _is_served():
             return _loop
-        loop = asyncio.new_event_loop()
+        loop = _new_loop()
         if _loop is not None and _is_served():  # made meanwhile, for a finalizer
             loop.close()
             return _loop
@@ -153,6 +153,14 @@ class BackgroundCall(Generic[T]):
         self.ended.set()
         if self._on_end is not None:
             self._on_end()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # an extra: a fifth less CPU per turn of a rollout
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _is_served() -> bool:
