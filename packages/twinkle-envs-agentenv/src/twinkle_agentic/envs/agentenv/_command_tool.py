@@ -13,8 +13,6 @@ from typing import Any, cast
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
 from twinkle_agentic.tools.types import ToolInfo
 
-__all__ = ["CommandTemplate"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Field:

@@ -23,8 +23,6 @@ from twinkle_agentic.tools.text import MAX_TEXT_CHARS, clean_text
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["run_command"]
-
 _MAX_COMMAND_BYTES = 131_071  # Linux MAX_ARG_STRLEN less the final NUL: `bash -c` takes it as one
 _MARK = "TWINKLE_COMMAND"
 """In the environment of a command and of all it starts, so that they can be found and killed."""

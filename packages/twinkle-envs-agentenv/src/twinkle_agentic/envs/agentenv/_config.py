@@ -13,8 +13,6 @@ from twinkle_agentic.envs.agentenv._labels import PREFIX
 from twinkle_agentic.envs.agentenv._sdk_calls import check_process
 from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError
 
-__all__ = ["Connection", "OnTimeout", "SandboxSpec", "SetupErrors"]
-
 OnTimeout = Literal["pause", "kill"]
 SetupErrors = Literal["raise", "observe"]
 

@@ -30,8 +30,6 @@ from twinkle_agentic.tools.text import truncate_middle
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["delete_snapshot", "fork_sandbox", "start_sandbox", "take_snapshot"]
-
 T = TypeVar("T")
 
 _FORKS_PER_REQUEST = 16  # AgentENV's limit; the SDK's is 20

@@ -11,8 +11,6 @@ from twinkle_agentic.tools.types import ToolInfo
 if TYPE_CHECKING:
     from twinkle_agentic.envs.agentenv._env import AgentEnv
 
-__all__ = ["DEFAULT_TOOLS", "ToolHandler", "seconds_argument", "text_argument"]
-
 ToolHandler = Callable[["AgentEnv", dict[str, Any]], Any]
 """`handler(env, arguments) -> text` of a tool."""
 

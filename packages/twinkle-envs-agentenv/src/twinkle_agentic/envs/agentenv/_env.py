@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from twinkle_agentic.envs.agentenv._handle import SandboxHandle
     from twinkle_agentic.envs.agentenv._pool import SandboxPool
 
-__all__ = ["AgentEnv"]
-
 _MAX_FAILURES = 3  # of the sandbox in a row, none of them the model's, before the episode ends
 _EXEC_CHARS = 2**20  # of each stream that `exec` keeps: a grader reads more than a model
 
@@ -63,8 +61,8 @@ class AgentEnv(Env):
     `reset` starts a sandbox, `step` runs a tool in it, `close` kills it. It is killed on every
     other path too: a failed setup, an exception, Ctrl-C, an env that is garbage, the exit of the
     interpreter; what a `kill -9` leaves carries labels and goes with `twinkle-rollout sweep`.
-    `step` does not raise: what the model did wrong it reads as an observation; a sandbox that is
-    gone ends the episode with `error_kind` `sandbox_lost`, and every later step says so until
+    `step` does not raise: what the model did wrong it reads as an observation; a lost
+    sandbox ends the episode with `error_kind` `sandbox_lost`, and every later step says so until
     `reset`.
 
     The sandbox gives no reward: a step earns 0.0 with `info["reward_missing"]`. Reward the whole in
@@ -151,6 +149,8 @@ class AgentEnv(Env):
         connection_options: Mapping[str, Any] | None = None,
         create_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if isinstance(setup_commands, (str, bytes)):
+            raise TypeError(f"setup_commands must be a list of commands, found {setup_commands!r}")
         self.include_default_tools = include_default_tools
         self.refresh_timeout = refresh_timeout
         self._spec = SandboxSpec(
@@ -168,7 +168,7 @@ class AgentEnv(Env):
             on_timeout=on_timeout,
             envs=dict(sandbox_envs or {}),
             metadata=dict(metadata or {}),
-            setup_commands=_commands(setup_commands),
+            setup_commands=tuple(setup_commands or ()),
             setup_errors=setup_errors,
             capacity_timeout_s=capacity_timeout_s,
             ready_timeout_s=ready_timeout_s,
@@ -401,9 +401,9 @@ class AgentEnv(Env):
             EnvTimeoutError: No answer within `request_timeout`.
         """
         data = clean_text(content).encode() if isinstance(content, str) else content
-        handle = self._handle()
         from twinkle_agentic.envs.agentenv._files import write_bytes
 
+        handle = self._handle()
         handle.use(write_bytes, path, data)
 
     def read_file(self, path: str) -> bytes:
@@ -414,9 +414,9 @@ class AgentEnv(Env):
             SandboxError: The sandbox is lost or failed, or there is none.
             EnvTimeoutError: No answer within `request_timeout`.
         """
-        handle = self._handle()
         from twinkle_agentic.envs.agentenv._files import read_bytes
 
+        handle = self._handle()
         return handle.use(read_bytes, path)
 
     def snapshot(self, name: str | None = None) -> str:
@@ -429,9 +429,9 @@ class AgentEnv(Env):
         Raises:
             SandboxError: The sandbox is lost, there is none, or the server makes no snapshot of it.
         """
-        handle = self._handle()
         from twinkle_agentic.envs.agentenv._create import take_snapshot
 
+        handle = self._handle()
         return handle.use(take_snapshot, name)
 
     def delete_snapshot(self, snapshot_id: str) -> bool:
@@ -462,9 +462,9 @@ class AgentEnv(Env):
         """
         if n < 1:
             raise ValueError(f"fork needs n >= 1, found {n!r}")
-        handle = self._handle()
         from twinkle_agentic.envs.agentenv._create import fork_sandbox
 
+        handle = self._handle()
         twins: list[Self] = []
         for child in handle.use(fork_sandbox, n):
             twin = copy.copy(self)
@@ -500,9 +500,9 @@ class AgentEnv(Env):
 
     def _run(self, command: str, timeout_s: object, **options: Any) -> CommandRun:
         limit_s = self._spec.command_timeout_s if timeout_s is None else seconds_argument(timeout_s)
-        handle = self._handle()
         from twinkle_agentic.envs.agentenv._commands import run_command
 
+        handle = self._handle()
         return handle.use(
             run_command, command, timeout_s=limit_s, outlasted=self.refresh_timeout, **options
         )
@@ -564,9 +564,3 @@ def _count_failure(handle: SandboxHandle, result: StepResult) -> None:
             f"sandbox {handle.sandbox_id} is given up after {handle.failures_in_row} failures in a "
             f"row (the last: {result.error}); call reset() for a new one"
         )
-
-
-def _commands(setup_commands: Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(setup_commands, (str, bytes)):
-        raise TypeError(f"setup_commands must be a list of commands, found {setup_commands!r}")
-    return tuple(setup_commands or ())

@@ -6,8 +6,6 @@ from twinkle_agentic.envs.agentenv._handle import SandboxHandle
 from twinkle_agentic.envs.agentenv._retry import repeated
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
 
-__all__ = ["read_bytes", "write_bytes"]
-
 _MAX_FILE_BYTES = 64 * 2**20  # the longest file that is read into the memory of the trainer
 
 

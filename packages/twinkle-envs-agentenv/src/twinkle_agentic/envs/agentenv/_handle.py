@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -36,8 +36,6 @@ from twinkle_agentic.envs.errors import (
 )
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["SandboxHandle", "kill_all", "live_handles"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,10 +165,8 @@ class SandboxHandle:
         """
         if self._pid != os.getpid():  # it belongs to the process this one was forked from
             return False
-        options: dict[str, Any] = {}
-        if request_timeout is not None:
-            options = {"request_timeout": request_timeout, "retries": 0}
-        return interruptible(self._kill, options)
+        once = {"request_timeout": request_timeout, "retries": 0} if request_timeout else {}
+        return interruptible(self._kill, once)
 
     def forget(self) -> None:
         """Take the sandbox for killed."""
@@ -178,7 +174,7 @@ class SandboxHandle:
         with _lock:
             _live.pop(self.sandbox_id, None)
 
-    def _kill(self, options: dict[str, Any]) -> bool:
+    def _kill(self, options: Mapping[str, Any]) -> bool:
         with calls, self._kill_lock:
             if self.killed:
                 return True

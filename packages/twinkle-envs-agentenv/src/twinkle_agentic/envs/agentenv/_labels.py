@@ -9,18 +9,6 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = [
-    "CREATED_BY",
-    "CREATE_ID",
-    "EPISODE",
-    "MAKER",
-    "PREFIX",
-    "RUN",
-    "default_run",
-    "owner_lives",
-    "process_labels",
-]
-
 PREFIX = "twinkle-"
 """Of every label set here; metadata of the user does not start with it."""
 CREATED_BY = "twinkle-created-by"

@@ -10,8 +10,6 @@ from typing import Literal
 
 from twinkle_agentic.envs.errors import SandboxUnavailableError
 
-__all__ = ["ConcurrencyLimiter", "limiter_of"]
-
 
 class ConcurrencyLimiter:
     """Admits callers in the order they came, each under a limit of its own. Thread-safe.

@@ -8,8 +8,6 @@ from typing import Self
 
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS, clean_text
 
-__all__ = ["CommandOutput", "CommandRun", "ExecResult", "HeadTail"]
-
 _SLACK = 64  # trailing newlines that may be stripped from a stream that was cut
 
 

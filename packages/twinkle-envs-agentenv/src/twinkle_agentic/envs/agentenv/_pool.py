@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from twinkle_agentic._aio.threads import ThreadPool
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from twinkle_agentic.envs.agentenv._handle import SandboxHandle
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["PoolStats", "SandboxPool"]
 
 _CLOSE_S = 30.0  # `close` waits this long for sandboxes that are being started
 _IDLE_SHARE = 0.5  # of a sandbox's idle time that it may wait here before it is replaced
@@ -167,12 +164,7 @@ class SandboxPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _pop(self, spec: SandboxSpec) -> tuple[float, SandboxHandle] | None:

@@ -20,8 +20,6 @@ from twinkle_agentic.envs.agentenv._sdk_errors import FailureKind, RequestFailur
 from twinkle_agentic.envs.agentenv.errors import ToolFaultError
 from twinkle_agentic.envs.errors import EnvTimeoutError, SandboxError
 
-__all__ = ["CREATION", "REQUEST", "Backoff", "check_alive", "repeated"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from typing import ParamSpec, TypeVar
 from twinkle_agentic._aio.threads import ThreadPool
 from twinkle_agentic.envs.agentenv.errors import SandboxRefusedError
 
-__all__ = ["InFlight", "calls", "check_process", "creations", "exiting", "interruptible"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

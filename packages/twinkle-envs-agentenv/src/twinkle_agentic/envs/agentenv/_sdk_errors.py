@@ -29,8 +29,6 @@ from e2b.exceptions import (
     TimeoutException,
 )
 
-__all__ = ["FailureKind", "RequestFailure", "comes_from_sdk", "read_failure"]
-
 _WORDS_CHARS = 500  # of a server's answer that are quoted
 _STATUS = re.compile(r"(\d{3}): ")  # how the SDK begins the text of an error without `status_code`
 _ADVICE = re.compile(  # what the SDK appends for its own users

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["SandboxSlot"]
-
 
 class SandboxSlot:
     """Holds the sandbox of an env, or none.

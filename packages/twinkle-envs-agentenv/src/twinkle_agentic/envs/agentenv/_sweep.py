@@ -15,8 +15,6 @@ from twinkle_agentic.envs.agentenv._config import Connection
 from twinkle_agentic.envs.agentenv._sdk_errors import FailureKind, read_failure
 from twinkle_agentic.envs.errors import SandboxError
 
-__all__ = ["SweepReport", "sweep"]
-
 _PAGE = 100
 _MAX_PAGES = 1_000  # a server whose paging never ends must not hold the sweep
 _AT_ONCE = 16
