@@ -7,6 +7,7 @@ shorter than its own `send` and `recv`, which cost a task switch each.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
@@ -47,7 +48,9 @@ class WebSocket(ClientConnection):
         self._listener: _Listener | None = None
         self._early: list[bytes] = []
         self._parts: list[bytes] = []
-        self._raw_socket: socket.socket | None = None
+        # Until `connection_lost`, after which the number may be that of another file.
+        self._fd: int | None = None
+        self._encrypted = False
 
     @property
     def is_open(self) -> bool:
@@ -67,14 +70,16 @@ class WebSocket(ClientConnection):
         """Send a short text message from any thread, where that is safe; else return False.
 
         Safe is: a plain TCP socket with nothing waiting to be written, so that the whole frame goes
-        into the kernel's buffer in one call, as the frames that the loop writes do.
+        into the kernel's buffer in one call, as the frames that the loop writes do. The listener
+        calls this only until it was told that the connection has ended.
         """
-        raw = self._raw_socket
-        if raw is None or len(message) > _DIRECT_BYTES or self.transport.get_write_buffer_size():
+        if self._fd is None or self._encrypted or len(message) > _DIRECT_BYTES:
+            return False
+        if self.transport.get_write_buffer_size():
             return False
         frame = Frame(Opcode.TEXT, message).serialize(mask=True)
         try:
-            sent = raw.send(frame)
+            sent = os.write(self._fd, frame)
         except BlockingIOError:
             return False
         except OSError:  # the loop is about to learn that the connection has ended
@@ -93,20 +98,18 @@ class WebSocket(ClientConnection):
     def cut(self) -> None:
         """End the connection at once; the listener hears no more of it."""
         self._listener = None
-        if self.transport.is_closing():
+        if self._fd is None or self.transport.is_closing():
             return
-        raw = self.transport.get_extra_info("socket")
-        if raw is not None:
-            # A forked child may hold a copy of the descriptor; shutdown reaches the peer even so.
-            with contextlib.suppress(OSError):
-                raw.shutdown(socket.SHUT_RDWR)
+        # A forked child may hold a copy of the descriptor; shutdown reaches the peer even so.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
         self.transport.abort()
 
     def connection_made(self, transport: Any) -> None:
-        """Keep the socket of a connection without TLS."""
+        """Keep the descriptor of the socket."""
         super().connection_made(transport)
-        if transport.get_extra_info("ssl_object") is None:
-            self._raw_socket = getattr(transport.get_extra_info("socket"), "_sock", None)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
+        self._fd = transport.get_extra_info("socket").fileno()
 
     def process_event(self, event: Any) -> None:
         """Take a frame from the connection."""
@@ -130,6 +133,7 @@ class WebSocket(ClientConnection):
         super().connection_lost(exc)
         if self._listener is not None:
             self._listener.on_closed(self.protocol.close_exc)
+        self._fd = None
 
 
 async def open_websocket(
