@@ -29,13 +29,14 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
 
+from twinkle_agentic.envs.errors import TwinkleEnvError
 from twinkle_agentic.envs.openenv import OpenEnvClient
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -43,6 +44,9 @@ _STEP_TIMEOUT_S = 2
 _ANSWER_LIMIT_S = 90.0
 _SETTLE_S = 30.0
 _MIB = 1 << 20
+_LOST = (TwinkleEnvError, WebSocketException, OSError)
+_EPISODES = {"correct": 10, "endless": 2, "crash": 3, "vanish": 2, "leave_the_queue": 1}
+"""Kinds of episodes, methods of `Load`, and how often each is drawn."""
 
 ENDLESS = ["while True: pass", "import time\ntime.sleep(1000)", "sum(range(10**11))"]
 CRASHES = [
@@ -173,26 +177,29 @@ class Load:
         self.draw = random.Random(seed)
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self.lost = 0
+
+    def unfinished(self) -> list[str]:
+        """Name the kinds of episodes that never came to their end, and too many that were lost."""
+        never = [name for name in _EPISODES if not self.seen[name]]
+        problems = [f"no episode of the kind {name} came to its end" for name in never]
+        whole = sum(self.seen[name] for name in _EPISODES)
+        if self.lost > whole * 0.05:
+            problems.append(f"{self.lost} episodes were lost, {whole} came to their end")
+        return problems
 
     async def client(self, until: float) -> None:
-        episodes: list[tuple[int, Callable[[], Coroutine[Any, Any, None]]]] = [
-            (10, self.correct),
-            (2, self.endless),
-            (3, self.crash),
-            (2, self.vanish),
-            (1, self.leave_the_queue),
-        ]
-        weights = [weight for weight, _ in episodes]
         while time.monotonic() < until:
-            (chosen,) = self.draw.choices([each for _, each in episodes], weights)
+            (name,) = self.draw.choices(list(_EPISODES), list(_EPISODES.values()))
             try:
                 async with asyncio.timeout(_ANSWER_LIMIT_S):
-                    await chosen()
-                self.seen[chosen.__name__] += 1
+                    await getattr(self, name)()
+                self.seen[name] += 1
             except TimeoutError:
-                self.wrong.append(f"{chosen.__name__} took longer than {_ANSWER_LIMIT_S:g} s")
-            except Exception as error:  # a worker was killed, or there was no room
+                self.wrong.append(f"{name} took longer than {_ANSWER_LIMIT_S:g} s")
+            except _LOST as error:  # a worker was killed, or there was no room
                 self.seen[f"{type(error).__name__}: {str(error)[:60]}"] += 1
+                self.lost += 1
 
     def env(self) -> OpenEnvClient:
         return OpenEnvClient("coding_env", base_url=self.server.url, capacity_timeout_s=60)
@@ -338,7 +345,8 @@ async def _soak(options: argparse.Namespace, folder: str) -> int:
         print(f"{count} x {line}")
     remaining = await asyncio.to_thread(_remaining, server)
     print(f"the server ended in {took_s:.1f} s and left {len(remaining)} processes", *remaining)
-    problems = [*load.wrong[:10], *(f"more {name}" for name in _more(end, start))]
+    problems = [*load.wrong[:10], *load.unfinished()]
+    problems += [f"more {name}" for name in _more(end, start)]
     if remaining:
         problems.append("processes that outlive the server")
     for problem in problems:

@@ -7,17 +7,22 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import signal
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+HOSTILE: dict[str, tuple[str, set[str]]] = runpy.run_path(
+    str(Path(__file__).with_name("hostile_programs.py"))
+)["HOSTILE"]
 LIMIT_S = 60.0
 TOKEN = "a-secret-of-the-tests"
 
@@ -197,6 +202,28 @@ async def test_sigterm_ends_the_server_in_time_whatever_the_sessions_do(
             assert time.monotonic() - started < 1 + 5 + 2  # drain, stop, and a loaded machine
 
 
+async def test_sigterm_ends_the_server_while_every_hostile_program_runs(
+    serve: Any, command: Any
+) -> None:
+    programs = [code for code, _ in HOSTILE.values()]
+    options = ["--max-concurrent-envs", str(len(programs)), "--step-timeout-s", "600"]
+    options += ["--memory-mb", "128", "--processes", "16", "--drain-timeout-s", "1"]
+    with serve([*command, *options]) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            for code in programs:
+                ws = await stack.enter_async_context(session(server))
+                await ws.send(json.dumps({"type": "step", "data": {"code": code}}))
+            tree = _descendants(server.process.pid)
+            assert len(tree) > len(programs)
+            started = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(server.process.wait, LIMIT_S) == 0
+            assert time.monotonic() - started < 1 + 5 + 10  # drain, stop, and two busy cores
+            await until(
+                lambda: not [pid for pid, start in tree.items() if _start_of(pid) == start != ""]
+            )
+
+
 async def test_a_drain_lets_running_sessions_finish(serve: Any, command: Any) -> None:
     options = ["--max-concurrent-envs", "4", "--drain-timeout-s", "60"]
     with serve([*command, *options]) as server:
@@ -230,6 +257,26 @@ def _children(pid: int) -> list[int]:
     tasks = f"/proc/{pid}/task/{pid}/children"
     with open(tasks) as file:
         return [int(child) for child in file.read().split()]
+
+
+def _descendants(pid: int) -> dict[int, str]:
+    """Return the processes below one, each with the time of its start."""
+    found: dict[int, str] = {}
+    waiting = [pid]
+    while waiting:
+        with contextlib.suppress(OSError):  # it has ended
+            for child in _children(waiting.pop()):
+                waiting.append(child)
+                found[child] = _start_of(child)
+    return found
+
+
+def _start_of(pid: int) -> str:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer something-else"}])
