@@ -1,12 +1,13 @@
 """What a session of the coding server costs: creating one, a step, many at once, memory.
 
 Usage:
-    python benchmarks/coding_server.py [--rounds 100] [--workers 1]
+    python benchmarks/coding_server.py [--rounds 100] [--workers 1] [--stock PYTHON]
 
 Starts the server in a process of its own on loopback and talks to it over a bare WebSocket, so that
 the client costs little. Budgets of the design: a new session 10 ms median, warm; a step 2 ms;
-12 MB of memory for each of 256 sessions. OpenEnv's own `coding_env` needs an image or its source
-and is measured beside it only where that package is importable.
+12 MB of memory for each of 256 sessions. OpenEnv's own `coding_env` is on no package index: to
+measure it beside this one, install it from a checkout into an environment of its own and give that
+environment's interpreter as `--stock`. It holds one session.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import json
 import re
 import statistics
@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--stock", help="an interpreter that has OpenEnv's coding_env installed")
     options = parser.parse_args()
     columns: dict[str, dict[str, str]] = {}
     more = ["--workers", str(options.workers), "--spares", "8"]
@@ -192,9 +193,9 @@ def main() -> None:
         columns[name] = {"start, s": f"{start_s:.1f}"} | rows
     with server(ours(32, *more)) as (url, _, _):
         columns["cpython"]["128 clients for 32 slots: episodes"] = asyncio.run(crowd(url, 128))
-    if importlib.util.find_spec("coding_env") is not None:
-        stock = [sys.executable, "-m", "uvicorn", STOCK, "--port", "0"]
-        with server(stock) as (url, pid, start_s):  # it holds one session
+    if options.stock:
+        stock = [options.stock, "-m", "uvicorn", STOCK, "--port", "0"]
+        with server(stock) as (url, pid, start_s):
             rows = asyncio.run(measure(url, pid, options.rounds, [1]))
         columns["stock coding_env"] = {"start, s": f"{start_s:.1f}"} | rows
     table = Table("", *columns)

@@ -63,7 +63,7 @@ async def neighbours(held: list[ClientConnection], seconds: float) -> list[float
 
 
 async def attack(url: str, code: str) -> None:
-    async with connect(url, proxy=None, open_timeout=60) as ws:
+    async with connect(url, proxy=None, open_timeout=60, max_size=None) as ws:
         await ws.send(json.dumps({"type": "reset", "data": {}}))
         await ws.recv()
         while True:
