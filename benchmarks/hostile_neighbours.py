@@ -17,8 +17,10 @@ import contextlib
 import json
 import runpy
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 from coding_server import server, sessions
@@ -33,6 +35,7 @@ HOSTILE: dict[str, tuple[str, set[str]]] = runpy.run_path(
 )["HOSTILE"]
 NEIGHBOURS = 8
 STEP_INTERVAL_S = 0.1
+START_S = 1.0  # of an attacking process, whose imports would be measured too
 
 
 async def step(ws: ClientConnection, code: str) -> str:
@@ -62,12 +65,28 @@ async def neighbours(held: list[ClientConnection], seconds: float) -> list[float
     return samples
 
 
-async def attack(url: str, code: str) -> None:
+async def attack(url: str, name: str) -> None:
+    """Run a hostile program again and again."""
+    code, _ = HOSTILE[name]
     async with connect(url, proxy=None, open_timeout=60, max_size=None) as ws:
         await ws.send(json.dumps({"type": "reset", "data": {}}))
         await ws.recv()
         while True:
-            await step(ws, code)
+            await ws.send(json.dumps({"type": "step", "data": {"code": code}}))
+            await ws.recv()
+
+
+@contextlib.contextmanager
+def attacker(url: str, name: str) -> Generator[None]:
+    """Attack from a process of its own, whose work delays no measurement."""
+    process = subprocess.Popen([sys.executable, __file__, "--attack", url, name])
+    try:
+        yield
+        if process.poll() is not None:
+            raise RuntimeError(f"the attack {name!r} ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def measure(url: str, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -77,12 +96,10 @@ async def measure(url: str, rounds: int, seconds: float) -> dict[str, list[float
             await step(ws, f"x = {number}")
         for _ in range(rounds):
             found["idle"] += await neighbours(held, 3 * seconds)
-            for name, (code, _) in track(HOSTILE.items(), "beside"):
-                attacking = asyncio.create_task(attack(url, code))
-                found.setdefault(name, []).extend(await neighbours(held, seconds))
-                attacking.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await attacking
+            for name in track(HOSTILE, "beside"):
+                with attacker(url, name):
+                    await asyncio.sleep(START_S)
+                    found.setdefault(name, []).extend(await neighbours(held, seconds))
         found["idle"] += await neighbours(held, 3 * seconds)
     return found
 
@@ -95,7 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--attack", nargs=2, metavar=("URL", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.attack:
+        asyncio.run(attack(*options.attack))
     command = [sys.executable, "-m", "openenv_server", "--port", "0", "--step-timeout-s", "1.5"]
     command += ["--memory-mb", "128", "--processes", "16"]
     with server(command) as (url, _, _):

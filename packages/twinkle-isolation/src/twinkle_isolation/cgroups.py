@@ -15,6 +15,10 @@ __all__ = ["CgroupLease", "Cgroups"]
 
 _PREFIX = "twinkle"
 _REMOVE_TRIES = 50
+# A sandbox's part of a busy processor, however many threads it runs: a tenth of what a process of
+# the host has, so that a server answers while its sandboxes compute.
+_CPU_WEIGHT = 10
+_CPU_SHARES = 102
 
 
 class CgroupLease:
@@ -63,11 +67,16 @@ class Cgroups:
         self.version: Literal["", "v1", "v2"] = ""
         self._parents: dict[str, Path] = {}
         self._count = 0
-        for version, parents in (("v1", _find_v1()), ("v2", _find_v2())):
-            if {"memory", "pids"} <= parents.keys() and self._usable(parents):
-                self.version = version  # type: ignore[assignment]
-                self._parents = parents
-                break
+        found: list[tuple[Literal["v1", "v2"], dict[str, Path]]] = [
+            ("v1", _find_v1()),
+            ("v2", _find_v2()),
+        ]
+        for version, parents in found:
+            without_cpu = {name: path for name, path in parents.items() if name != "cpu"}
+            for usable in (parents, without_cpu):
+                needed = {"memory", "pids"} <= usable.keys()
+                if not self.version and needed and self._usable(usable):
+                    self.version, self._parents = version, usable
         self._sweep()
 
     def make(self, limits: Limits) -> CgroupLease | None:
@@ -90,6 +99,10 @@ class Cgroups:
             (self._parents["memory"] / name / memory_file).write_text(str(memory))
             # One for the supervisor, one for the process that forks it.
             (self._parents["pids"] / name / "pids.max").write_text(str(limits.processes + 2))
+            if "cpu" in self._parents:
+                cpu_file = "cpu.weight" if self.version == "v2" else "cpu.shares"
+                value = _CPU_WEIGHT if self.version == "v2" else _CPU_SHARES
+                (self._parents["cpu"] / name / cpu_file).write_text(str(value))
             with contextlib.suppress(OSError):
                 swap = "memory.swap.max" if self.version == "v2" else "memory.memsw.limit_in_bytes"
                 value = "0" if self.version == "v2" else str(memory)
@@ -161,7 +174,7 @@ def _find_v1() -> dict[str, Path]:
     parents: dict[str, Path] = {}
     for kind, root, point, options in _mounts():
         if kind == "cgroup":
-            for controller in ("memory", "pids"):
+            for controller in ("memory", "pids", "cpu"):
                 if controller in options.split(",") and controller in own:
                     parents[controller] = _directory(root, point, own[controller])
     return parents
@@ -176,8 +189,9 @@ def _find_v2() -> dict[str, Path]:
                 available = (base / "cgroup.controllers").read_text().split()
                 if not {"memory", "pids"} <= set(available):
                     continue
-                (base / "cgroup.subtree_control").write_text("+memory +pids")
+                found = ["memory", "pids", *(["cpu"] if "cpu" in available else [])]
+                (base / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in found))
             except OSError:
                 continue  # not ours, or processes live in this group
-            return {"memory": base, "pids": base}
+            return dict.fromkeys(found, base)
     return {}
