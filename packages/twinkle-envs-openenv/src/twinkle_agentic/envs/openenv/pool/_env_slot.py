@@ -1,21 +1,46 @@
-"""One environment of a slot: made on first use, stepped, closed."""
+"""One environment of a slot and the thread it lives in: made on first use, stepped, closed."""
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twinkle_agentic._aio.bounded import finish
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
 from twinkle_agentic.envs.openenv.pool._messages import Failure, Op, StepFields, failure_of
 
-if TYPE_CHECKING:
-    from twinkle_agentic.envs.openenv.pool._slots import SlotThread
-
-__all__ = ["EnvInstance"]
+__all__ = ["EnvInstance", "SlotThread"]
 
 logger = logging.getLogger(__name__)
+
+
+class SlotThread:
+    """A thread, its queue, and the environments that live in it.
+
+    Attributes:
+        calls: A batch with the positions of the calls to make, an `EnvInstance` to dispose of, or
+            `None` at the end.
+        thread: `None` until it is needed.
+        current: The batch and position of the call that runs.
+        abandoned: It hangs, and ends when it comes back.
+    """
+
+    __slots__ = ("abandoned", "calls", "current", "instances", "thread")
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.thread: threading.Thread | None = None
+        self.instances: set[EnvInstance] = set()
+        self.current: tuple[Any, int] | None = None
+        self.abandoned = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.thread is not None and self.thread.is_alive()
 
 
 class EnvInstance:
@@ -29,10 +54,9 @@ class EnvInstance:
     Attributes:
         in_episode: An episode can be stepped.
         lost: Why the last episode was lost; stays until a reset.
-        retired: Another instance has taken its place: to be closed.
     """
 
-    __slots__ = ("_env", "_make_env", "_return_so_far", "in_episode", "lost", "retired", "thread")
+    __slots__ = ("_env", "_make_env", "_return_so_far", "in_episode", "lost", "thread")
 
     def __init__(
         self, make_env: Callable[[], Env], thread: SlotThread, lost: Failure | None = None
@@ -42,7 +66,6 @@ class EnvInstance:
         self._return_so_far = 0.0
         self.in_episode = False
         self.lost = lost
-        self.retired = False
         self.thread = thread
         thread.instances.add(self)
 

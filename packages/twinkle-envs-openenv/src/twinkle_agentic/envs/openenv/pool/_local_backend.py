@@ -8,12 +8,7 @@ import threading
 import time
 from typing import Any
 
-from twinkle_agentic.envs.openenv.pool._worker import (
-    CLOSE_POLL_S,
-    PendingCalls,
-    PoolWorker,
-    WorkerSpec,
-)
+from twinkle_agentic.envs.openenv.pool._worker import CLOSE_POLL_S, Batch, PoolWorker, WorkerSpec
 
 __all__ = ["LocalBackend"]
 
@@ -26,19 +21,19 @@ class LocalBackend:
         (shard,) = shards
         self._worker = PoolWorker(shard.start, shard.stop, spec, slot_threads)
 
-    def send(self, worker: int, requests: bytes) -> tuple[PendingCalls, threading.Lock]:
+    def send(self, worker: int, requests: bytes) -> tuple[Batch, threading.Lock]:
         """Queue calls in the threads of their slots; returns what `receive` takes."""
         complete = threading.Lock()
         complete.acquire()
         return self._worker.submit(requests, complete.release), complete
 
     def receive(
-        self, worker: int, pending: tuple[PendingCalls, threading.Lock], timeout_s: float
+        self, worker: int, pending: tuple[Batch, threading.Lock], timeout_s: float
     ) -> bytes:
         """Wait for the replies; the calls have limits of their own."""
-        calls, complete = pending
-        calls.wait(complete)
-        return calls.replies()
+        batch, complete = pending
+        self._worker.wait(batch, complete)
+        return self._worker.replies(batch)
 
     async def acall(self, worker: int, method: str, argument: Any, timeout_s: float) -> Any:
         """Run a method of the worker without blocking the event loop."""
@@ -61,12 +56,12 @@ class LocalBackend:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(complete.set)
 
-        pending = self._worker.submit(requests, on_complete)
+        batch = self._worker.submit(requests, on_complete)
         # It stays where this coroutine is cancelled: a call that hangs must not keep its slot.
-        timer = loop.call_later(pending.limit_s, pending.expire)
+        timer = loop.call_later(batch.limit_s, self._worker.expire, batch)
         await complete.wait()
         timer.cancel()
-        return pending.replies()
+        return self._worker.replies(batch)
 
     async def _close(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s

@@ -180,7 +180,7 @@ def pack_reply(value: object) -> Reply:
         return _dumps(_packable(value))
 
 
-def pack_replies(incarnation: int, replies: Sequence[Reply]) -> bytes:
+def pack_replies(incarnation: int, replies: Sequence[Reply | None]) -> bytes:
     """Pickle the replies of one message.
 
     Args:
