@@ -643,7 +643,7 @@ def test_the_line_where_an_env_raised_is_logged_once(
     for factory in factories:
         given = [{"messages": [{"role": "user", "content": "Play."}]} for _ in range(3)]
         rollout_of(api("answer"), env_factory=factory)(given)
-    made, scored = caplog.records
+    made, scored = (record for record in caplog.records if "envs" in record.name)
     assert "making or resetting an env raised FaultyError: no licence" in made.getMessage()
     assert made.exc_text is not None and "in fail_to_make" in made.exc_text
     assert "the evaluate of an env raised FaultyError: no score" in scored.getMessage()

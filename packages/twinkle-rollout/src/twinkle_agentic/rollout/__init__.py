@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
     from twinkle_agentic.rollout.base import Rollout
     from twinkle_agentic.rollout.export import json_line, training_trace, write_jsonl
+    from twinkle_agentic.rollout.failures import (
+        Coverage,
+        FailurePolicy,
+        RolloutFailedError,
+        RolloutResult,
+    )
     from twinkle_agentic.rollout.multi_turn import MultiTurnRollout
+    from twinkle_agentic.rollout.stream import AsyncTrajectoryStream, TrajectoryStream
     from twinkle_agentic.rollout.types import (
         FinishedTrajectory,
         StopReason,
@@ -25,14 +32,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APIMultiTurnRollout",
+    "AsyncTrajectoryStream",
+    "Coverage",
+    "FailurePolicy",
     "FinishedTrajectory",
     "MultiTurnRollout",
     "RetryPolicy",
     "Rollout",
+    "RolloutFailedError",
+    "RolloutResult",
     "SamplingParams",
     "StopReason",
     "TokenTrajectory",
     "TokenTurn",
+    "TrajectoryStream",
     "extend_with_bridge",
     "json_line",
     "training_trace",
@@ -41,14 +54,20 @@ __all__ = [
 
 _MODULES = {
     "APIMultiTurnRollout": "twinkle_agentic.rollout.api_multi_turn",
+    "AsyncTrajectoryStream": "twinkle_agentic.rollout.stream",
+    "Coverage": "twinkle_agentic.rollout.failures",
+    "FailurePolicy": "twinkle_agentic.rollout.failures",
     "FinishedTrajectory": "twinkle_agentic.rollout.types",
     "MultiTurnRollout": "twinkle_agentic.rollout.multi_turn",
     "RetryPolicy": "twinkle_agentic.protocol.retry",
     "Rollout": "twinkle_agentic.rollout.base",
-    "TokenTrajectory": "twinkle_agentic.rollout.types",
+    "RolloutFailedError": "twinkle_agentic.rollout.failures",
+    "RolloutResult": "twinkle_agentic.rollout.failures",
     "SamplingParams": "twinkle_agentic.protocol.sampling",
     "StopReason": "twinkle_agentic.rollout.types",
+    "TokenTrajectory": "twinkle_agentic.rollout.types",
     "TokenTurn": "twinkle_agentic.rollout.types",
+    "TrajectoryStream": "twinkle_agentic.rollout.stream",
     "extend_with_bridge": "twinkle_agentic.rollout._token_bridge",
     "json_line": "twinkle_agentic.rollout.export",
     "training_trace": "twinkle_agentic.rollout.export",

@@ -19,6 +19,7 @@ from twinkle_agentic.protocol.base import API
 from twinkle_agentic.protocol.errors import ApiStatusError
 from twinkle_agentic.rollout._episode import SourceEnded
 from twinkle_agentic.rollout._failures import failure_of
+from twinkle_agentic.rollout._pause import RequestPause
 from twinkle_agentic.rollout._tokens import TokenLog
 from twinkle_agentic.rollout.types import Failure, StopReason
 
@@ -39,6 +40,7 @@ class Endpoint:
         request_timeout_s: Limit of one request with its retries; `None` leaves it to the client
             (600 s for one that has none).
         pool: Threads for blocking API objects.
+        pause: Holds requests back while the rollout is paused.
         reasoning: Whether requests carry the reasoning of earlier turns.
 
     Attributes:
@@ -53,6 +55,7 @@ class Endpoint:
         *,
         request_timeout_s: float | None,
         pool: ThreadPool,
+        pause: RequestPause,
         reasoning: Literal["keep", "drop"] = "keep",
     ) -> None:
         self._api: API = api if isinstance(api, API) else _ForeignAPI(api)
@@ -60,6 +63,7 @@ class Endpoint:
         self._extra: dict[str, Any] = {"extra_body": dict(extra_body)} if extra_body else {}
         self._timeout_s = request_timeout_s
         self._pool = pool
+        self.pause = pause
         self.keep_reasoning = reasoning == "keep"
         self.wants_ids = bool(extra_body.get("return_token_ids"))
         self.wants_logprobs = bool(
@@ -91,11 +95,9 @@ class Endpoint:
         limit_s = deadline.cap_s(self._timeout_s or default_s)
         if self._api.bounds_itself:
             request = cast("Any", trajectory)
-            # Its own limit does not count the wait for a connection; the deadline does.
-            async with asyncio.timeout(deadline.left_s()):
-                return await self._api.acomplete(
-                    request, self._params, timeout_s=limit_s, **self._extra
-                )
+            return await self._api.acomplete(
+                request, self._params, timeout_s=limit_s, **self._extra
+            )
         request = cast("Any", {**trajectory, "messages": list(trajectory["messages"])})
         work = self._api.acomplete(request, self._params, timeout_s=limit_s, **self._extra)
         try:
@@ -121,7 +123,9 @@ class Chat:
             dict(fields_of(message)) for message in items_of(trajectory.get("messages"))
         ]
         self.turns = 0
+        self.paused_s = 0.0
         self.raw_replies: list[dict[str, Any]] = []
+        self._policy_versions: list[Any] = []
         self._tools: Sequence[Any] | None = None
         self._wire = Conversation([])
         self._used_ids: set[str] = set()
@@ -188,8 +192,10 @@ class Chat:
         """Do nothing: no other trajectory waits for this one."""
 
     def fields(self) -> dict[str, Any]:
-        """Return usage and tokens."""
+        """Return usage, tokens and policy versions."""
         found: dict[str, Any] = {"usage": dict(self._tokens.usage) or None}
+        if any(version is not None for version in self._policy_versions):
+            found["policy_versions"] = list(self._policy_versions)
         if self._tokens.turns:
             found["token_turns"] = list(self._tokens.turns)
         if self._dropped_reasoning:
@@ -200,12 +206,12 @@ class Chat:
         if self._sends_reasoning and not self._endpoint.keep_reasoning:
             self._drop_reasoning()  # another trajectory has found out
         try:
-            return await self._endpoint.ask(self._request(), deadline)
+            return await self._ask(deadline)
         except ApiStatusError as error:
             if error.status not in (400, 422) or not self._drop_reasoning():
                 raise
             try:
-                completion = await self._endpoint.ask(self._request(), deadline)
+                completion = await self._ask(deadline)
             except Exception:
                 raise error from None  # the reasoning was not why
         if self._endpoint.keep_reasoning:
@@ -215,6 +221,29 @@ class Chat:
                 "(reasoning='drop' avoids the attempt)"
             )
         return completion
+
+    async def _ask(self, deadline: Deadline) -> Completion:
+        """Send a request, again where a pause of the rollout aborted it."""
+        pause = self._endpoint.pause
+        while True:
+            self.paused_s += await pause.wait(deadline)
+            request = None
+            try:
+                # The API object's own limit does not count the wait for a connection.
+                async with asyncio.timeout(deadline.left_s()) as limit:
+                    request = pause.enter(limit)
+                    if request is None:
+                        continue
+                    try:
+                        completion = await self._endpoint.ask(self._request(), deadline)
+                    finally:
+                        pause.leave(request)
+            except TimeoutError:
+                if request is None or not request.aborted or deadline.passed:
+                    raise
+                continue
+            self._policy_versions.append(request.version)
+            return completion
 
     def _drop_reasoning(self) -> bool:
         """Leave the reasoning out of the requests; returns whether there was any."""

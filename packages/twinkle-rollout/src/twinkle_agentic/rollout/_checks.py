@@ -10,6 +10,7 @@ from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.protocol.sampling import SamplingParams
 from twinkle_agentic.rollout._tool_calls import env_tools
+from twinkle_agentic.rollout.failures import FailurePolicy
 
 __all__ = [
     "attempts_of",
@@ -17,6 +18,7 @@ __all__ = [
     "check_body",
     "check_choice",
     "check_exclusive",
+    "check_failures",
     "check_overrides",
     "check_trajectories",
     "descriptor_limit",
@@ -63,12 +65,13 @@ def check_trajectories(trajectories: Any) -> list[Mapping[str, Any]]:
     return given
 
 
-def resolve_managers(manager: Any, count: int) -> list[Any]:
+def resolve_managers(manager: Any, count: int, *, group_size: int = 1) -> list[Any]:
     """Give each trajectory its tool manager.
 
     Args:
         manager: One for all, or a list of `count`.
         count: Number of trajectories.
+        group_size: How often each is played.
 
     Raises:
         ValueError: None given, a list of another length, or one env behind the tools of several
@@ -88,7 +91,8 @@ def resolve_managers(manager: Any, count: int) -> list[Any]:
     else:
         managers = [manager] * count
     users: dict[int, int] = {}
-    for position, one in enumerate(managers):
+    played = [one for one in managers for _ in range(group_size)]
+    for position, one in enumerate(played):
         for tool in env_tools(one).values():
             first = users.setdefault(id(tool.env), position)
             if first != position:
@@ -175,6 +179,22 @@ def attempts_of(max_attempts: int, retry: RetryPolicy | None, env_factory: Any) 
         return RetryPolicy(max_attempts=max_attempts, base_delay_s=0.5, max_delay_s=30.0)
     check_attempts(retry.max_attempts, env_factory)
     return retry
+
+
+def check_failures(policy: FailurePolicy, max_attempts: int, group_size: int) -> None:
+    """Check what becomes of failures.
+
+    Raises:
+        ValueError: The size of a group is below 1 or below the policy's `min_group`, or the policy
+            retries what may be played once only.
+    """
+    check_count("group_size", group_size)
+    if policy.min_group is not None and policy.min_group > group_size:
+        raise ValueError(
+            f"min_group={policy.min_group} would leave out every group: group_size={group_size}"
+        )
+    if policy.retries and max_attempts < 2:
+        raise ValueError("the failure policy says 'retry': set max_attempts to 2 or more")
 
 
 def check_attempts(max_attempts: int, env_factory: Any) -> None:

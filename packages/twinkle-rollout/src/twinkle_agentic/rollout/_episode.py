@@ -23,6 +23,7 @@ from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.rollout._episode_env import EnvPlan, EpisodeEnv
 from twinkle_agentic.rollout._failures import failure_of
 from twinkle_agentic.rollout._tool_calls import Toolbox, run_calls
+from twinkle_agentic.rollout.failures import FailurePolicy
 from twinkle_agentic.rollout.types import (
     BrokenCallAnswer,
     Failure,
@@ -57,9 +58,16 @@ class SourceEnded(Exception):
 
 
 class MessageSource(Protocol):
-    """The conversation of one trajectory, and where its next message comes from."""
+    """The conversation of one trajectory, and where its next message comes from.
+
+    Attributes:
+        turns: Messages of the model so far.
+        paused_s: Seconds that requests were held back while the rollout was paused.
+        raw_replies: Messages that had to be repaired, as they came.
+    """
 
     turns: int
+    paused_s: float
     raw_replies: list[dict[str, Any]]
 
     @property
@@ -111,6 +119,7 @@ class Plan:
         max_broken_calls: How many of them in a row are answered.
         finish_reason_required: A turn without a finish reason may be cut, and fails.
         retry: How often a trajectory is played.
+        failures: Which failures are tried again.
         step_pool: Threads for tools, steps and scoring.
     """
 
@@ -122,6 +131,7 @@ class Plan:
     max_broken_calls: int = 3
     finish_reason_required: bool = True
     retry: RetryPolicy
+    failures: FailurePolicy
     step_pool: ThreadPool
 
 
@@ -157,6 +167,7 @@ class Episode:
         self._empty_reply: Failure | None = None
         self._tools: Sequence[Any] | None = None
         self._timing: dict[str, float] = {"model": 0.0, "tools": 0.0}
+        self._turn_timings: list[dict[str, float]] = []
         self.source = plan.source(trajectory)
 
     async def run(self) -> FinishedTrajectory:
@@ -220,7 +231,7 @@ class Episode:
         if execute_last is None:
             execute_last = self._toolbox.has_env
         while self._stop is None:
-            reply = await self._timed("model", self._next_reply())
+            reply = await self._timed_reply()
             if reply is None:
                 return
             if self._stop is not None:
@@ -228,11 +239,11 @@ class Episode:
                 return
             last = self.source.turns >= self._plan.limits.max_turns
             if not reply.calls:
-                await self._timed("tools", self._answer_text(reply))
+                await self._timed_tools(self._answer_text(reply))
             elif last and not execute_last:
                 self._answer(reply, "the turn limit was reached")
             else:
-                await self._timed("tools", self._execute(reply))
+                await self._timed_tools(self._execute(reply))
             self._end_after_tools()
             if last:
                 self._end(StopReason.MAX_TURNS)
@@ -383,12 +394,28 @@ class Episode:
             self._stop = StopReason.ENV_ERROR
             self._failure = failure_of(error, default="env")
 
-    async def _timed(self, phase: str, work: Any) -> Any:
+    async def _timed_reply(self) -> Reply | None:
+        turns, paused_s, started = self.source.turns, self.source.paused_s, time.monotonic()
+        try:
+            return await self._next_reply()
+        finally:
+            paused_s = self.source.paused_s - paused_s
+            spent = {"model": time.monotonic() - started - paused_s}
+            if paused_s:
+                spent["paused"] = paused_s
+            for phase, seconds in spent.items():
+                self._timing[phase] = self._timing.get(phase, 0.0) + seconds
+            if self.source.turns > turns:
+                self._turn_timings.append({**spent, "tools": 0.0})
+
+    async def _timed_tools(self, work: Any) -> None:
         started = time.monotonic()
         try:
-            return await work
+            await work
         finally:
-            self._timing[phase] += time.monotonic() - started
+            seconds = time.monotonic() - started
+            self._timing["tools"] += seconds
+            self._turn_timings[-1]["tools"] += seconds
 
     def _reward(self) -> float | None:
         """Sum up the rewards; `None` where there is none, as `FinishedTrajectory` says."""
@@ -421,6 +448,7 @@ class Episode:
             "tool_errors": dict(self._toolbox.errors),
             "unparsed_tool_calls": self._unparsed,
             "timing": timing,
+            "turn_timings": [dict(turn) for turn in self._turn_timings],
             "usage": None,
         }
         if self._tools and self._input.get("tools") is None:
@@ -455,8 +483,7 @@ async def play(
             out["timing"] = {**out["timing"], "earlier": started - first}
         pause_s = plan.retry.pause_s(attempt)
         left_s = deadline.left_s()
-        may_pass = out["reward"] is None and out["retryable"]
-        if not may_pass or attempt >= plan.retry.max_attempts:
+        if not plan.failures.tries_again(out) or attempt >= plan.retry.max_attempts:
             break
         if left_s is not None and left_s <= pause_s:
             break

@@ -170,6 +170,7 @@ class SampledChat:
         self._batch, self._trajectory, self._template = batch, trajectory, template
         self._max_tokens = max_tokens
         self.turns = 0
+        self.paused_s = 0.0
         self.raw_replies: list[dict[str, Any]] = []
         # Templates add to the messages they get.
         self._prompt = [

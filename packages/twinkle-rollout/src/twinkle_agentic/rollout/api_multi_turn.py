@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
 
 from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic._aio.loop import run_sync
-from twinkle_agentic._aio.threads import ThreadPool
+from twinkle_agentic._aio.threads import ThreadPool, run_blocking
 from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.protocol.sampling import SamplingParams
-from twinkle_agentic.rollout._batch import CANCELLATION_S, OnDone, play_all
+from twinkle_agentic.rollout._batch import CANCELLATION_S, Batch, OnDone, collect
 from twinkle_agentic.rollout._chat import Chat, Endpoint
 from twinkle_agentic.rollout._checks import (
     attempts_of,
@@ -19,6 +19,7 @@ from twinkle_agentic.rollout._checks import (
     check_body,
     check_choice,
     check_exclusive,
+    check_failures,
     check_overrides,
     check_trajectories,
     descriptor_limit,
@@ -28,7 +29,11 @@ from twinkle_agentic.rollout._checks import (
 )
 from twinkle_agentic.rollout._episode import Plan
 from twinkle_agentic.rollout._episode_env import EnvPlan, EnvThreads
+from twinkle_agentic.rollout._gc import raised_gc_threshold
+from twinkle_agentic.rollout._pause import OnPause, RequestPause
 from twinkle_agentic.rollout.base import Rollout
+from twinkle_agentic.rollout.failures import FailurePolicy, RolloutResult
+from twinkle_agentic.rollout.stream import AsyncTrajectoryStream, Feed, TrajectoryStream
 from twinkle_agentic.rollout.trace import TraceWriter
 from twinkle_agentic.rollout.types import (
     BrokenCallAnswer,
@@ -45,9 +50,13 @@ _OVERRIDES = (
     "tool_manager",
     "env_factory",
     "extra_body",
+    "group_size",
     "global_step",
     "on_done",
 )
+
+
+_STREAM_CONCURRENCY = 512  # of a stream where the rollout has no limit
 
 
 class APIMultiTurnRollout(Rollout):
@@ -62,7 +71,8 @@ class APIMultiTurnRollout(Rollout):
     `evaluate`, closed on every path, interruption included), or `tool_manager` brings tools, whose
     envs the caller resets, scores and closes.
 
-    What comes back is described at `FinishedTrajectory`.
+    What comes back is described at `FinishedTrajectory`. `stream` and `astream` hand trajectories
+    out as they end; `pause` and `resume` hold the requests back while weights are updated.
 
     Args:
         api: `OpenAI`, or any object of the `API` interface; a blocking one runs in threads.
@@ -118,6 +128,11 @@ class APIMultiTurnRollout(Rollout):
         on_broken_call: What follows a message whose tool call cannot be read: `answer` it with an
             error, so that the model may try again, or `end` the trajectory.
         max_broken_calls: How many such messages in a row are answered.
+        group_size: How often each input is played, for methods that compare samples of one prompt:
+            the output has `group_id` and `sample`. The envs of a group get the same `seed` in
+            `user_data`, a random one where the input has none.
+        failure_policy: What becomes of trajectories that fail; by default they are kept, without a
+            reward.
 
     Raises:
         ValueError: A limit is out of range, `num_samples` is not 1, or not exactly one of
@@ -160,6 +175,8 @@ class APIMultiTurnRollout(Rollout):
         finish_reason_required: bool | None = None,
         on_broken_call: BrokenCallAnswer = "end",
         max_broken_calls: int = 3,
+        group_size: int = 1,
+        failure_policy: FailurePolicy | None = None,
     ) -> None:
         if api is None or not (callable(api) or hasattr(api, "acomplete")):
             raise ValueError(f"api must be an OpenAI client or an API object, found {api!r}")
@@ -172,6 +189,9 @@ class APIMultiTurnRollout(Rollout):
         check_count("concurrency", concurrency, allow_none=True)
         check_count("max_threads", max_threads)
         self.retry = attempts_of(max_attempts, retry, env_factory)
+        self.group_size = group_size
+        self.failure_policy = failure_policy or FailurePolicy()
+        check_failures(self.failure_policy, self.retry.max_attempts, group_size)
         check_choice("reset_observation", reset_observation, ResetObservation)
         check_choice("reasoning", reasoning, Literal["keep", "drop"])
         check_choice("on_broken_call", on_broken_call, BrokenCallAnswer)
@@ -207,6 +227,7 @@ class APIMultiTurnRollout(Rollout):
             if trace_dir
             else None
         )
+        self._pause = RequestPause()
         self._env_threads = EnvThreads(max_threads)
         self._api_threads = ThreadPool(max(max_threads, concurrency or 4096))
 
@@ -245,31 +266,167 @@ class APIMultiTurnRollout(Rollout):
             trajectories: Prompts, or trajectories to continue; not changed. `tools` in one
                 overrides the manager's definitions. `user_data` reaches the env's `reset`.
             **kwargs: For this call only: `sampling_params`, `tool_manager`, `env_factory`,
-                `extra_body` (added to the rollout's), `global_step` (for the names of traces),
-                `on_done`.
+                `extra_body` (added to the rollout's), `group_size`, `global_step` (for the names of
+                traces), `on_done`.
 
         Returns:
-            One trajectory per input, in the same order.
+            A list in the order of the inputs: one trajectory for each, or `group_size`, less the
+            groups that `failure_policy` leaves out. Its `coverage` says how many were asked for,
+            completed and scored; where that differs, a warning is logged.
 
         Raises:
             TypeError: `trajectories` is a single one, one of them is no mapping, or an override is
                 not known.
             ValueError: A manager list does not fit, or one env would serve several trajectories.
+            RolloutFailedError: A trajectory failed for which `failure_policy` says `fail`.
             asyncio.CancelledError: The caller was cancelled; all envs are closed by then.
         """
-        check_overrides(kwargs, _OVERRIDES)
         given = check_trajectories(trajectories)
-        manager, factory = tools_or_envs(self.tool_manager, self.env_factory, kwargs)
-        check_attempts(self.retry.max_attempts, factory)
-        managers = resolve_managers(manager, len(given)) if factory is None else None
+        group_size = kwargs.get("group_size") or self.group_size
+        count = len(given) * group_size
+        batch, manager = self._batch(
+            kwargs, concurrency=min(self.concurrency or count, count), max_ready=count
+        )
+        managers = None
+        if manager is not None:
+            managers = resolve_managers(manager, len(given), group_size=group_size)
         if not given:
-            return []
+            return RolloutResult([], batch.coverage)
+        return await collect(batch, given, managers)
+
+    def stream(
+        self,
+        trajectories: Iterable[Mapping[str, Any]] = (),
+        *,
+        buffer: int | None = None,
+        hold_open: bool = False,
+        **kwargs: Any,
+    ) -> TrajectoryStream:
+        """Hand out trajectories as they end, while the others are played in the background.
+
+        Args:
+            trajectories: Prompts; any iterable, read as there is room.
+            buffer: How many trajectories may have ended without being taken before no further one
+                starts; by default `concurrency`.
+            hold_open: The stream goes on after the last of `trajectories`: for `submit`, until
+                `finish`.
+            **kwargs: As for a call.
+
+        Raises:
+            TypeError: An override is not known.
+            ValueError: One env would serve several trajectories, or there is a list of managers.
+        """
+        feed = self._feed(trajectories, buffer, hold_open, kwargs)
+        return TrajectoryStream(feed, close_timeout_s=self.limits.close_timeout_s)
+
+    def astream(
+        self,
+        trajectories: Iterable[Mapping[str, Any]] = (),
+        *,
+        buffer: int | None = None,
+        hold_open: bool = False,
+        **kwargs: Any,
+    ) -> AsyncTrajectoryStream:
+        """Hand out trajectories as they end, on the running event loop; arguments as `stream`."""
+        return AsyncTrajectoryStream(self._feed(trajectories, buffer, hold_open, kwargs))
+
+    def pause(
+        self,
+        on_pause: OnPause = "finish",
+        *,
+        timeout_s: float = 600.0,
+        max_pause_s: float = 3600.0,
+    ) -> int:
+        """Stop the requests of all calls and streams of this rollout, for an update of the weights.
+
+        When it returns, none runs and none starts until `resume`. Tools and envs go on. The time of
+        the pause does not count against `deadline_s`.
+
+        Args:
+            on_pause: What becomes of requests that run: `finish`, or `abort` (they are sent again
+                after the pause; a blocking API object cannot be interrupted, and its reply is
+                dropped).
+            timeout_s: Requests that have not finished by then are aborted.
+            max_pause_s: Trajectories that wait longer than this end with a `timeout`.
+
+        Returns:
+            How many requests were aborted.
+
+        Raises:
+            RuntimeError: Called on the event loop of the rollout: await `apause` there.
+            TimeoutError: Aborted requests did not end within `timeout_s` either.
+            ValueError: An argument is out of range.
+        """
+        check_choice("on_pause", on_pause, OnPause)
+        return self._pause.pause(on_pause, timeout_s, max_pause_s)
+
+    async def apause(
+        self,
+        on_pause: OnPause = "finish",
+        *,
+        timeout_s: float = 600.0,
+        max_pause_s: float = 3600.0,
+    ) -> int:
+        """Stop the requests without blocking the event loop; as `pause`."""
+        check_choice("on_pause", on_pause, OnPause)
+        return await run_blocking(self._pause.pause, on_pause, timeout_s, max_pause_s)
+
+    def resume(self, policy_version: Any = None) -> None:
+        """Let requests start again.
+
+        Args:
+            policy_version: What they are sampled with from now on, any JSON value, for
+                `policy_versions` of the output; `None` leaves it as it is.
+        """
+        if policy_version is not None:
+            self.policy_version = policy_version
+        self._pause.resume()
+
+    @property
+    def policy_version(self) -> Any:
+        """What the model behind the endpoint is now; set it, or let `resume` set it."""
+        return self._pause.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: Any) -> None:
+        self._pause.policy_version = version
+
+    def _feed(
+        self,
+        trajectories: Iterable[Mapping[str, Any]],
+        buffer: int | None,
+        hold_open: bool,
+        overrides: Mapping[str, Any],
+    ) -> Feed:
+        if isinstance(cast("object", trajectories), (Mapping, str, bytes)):
+            check_trajectories(trajectories)  # which refuses it
+        check_count("buffer", buffer, allow_none=True)
+        concurrency = self.concurrency or _STREAM_CONCURRENCY
+        batch, manager = self._batch(
+            overrides, concurrency=concurrency, max_ready=buffer or concurrency
+        )
+        if manager is not None:
+            if isinstance(manager, (list, tuple)):
+                raise ValueError("a stream takes one tool_manager, or env_factory, and no list")
+            resolve_managers(manager, 2)  # whether several trajectories can share it
+        return Feed(batch, manager, trajectories, hold_open=hold_open)
+
+    def _batch(
+        self, overrides: Mapping[str, Any], *, concurrency: int, max_ready: int
+    ) -> tuple[Batch, Any]:
+        """Make the batch of a call or a stream; returns the tool manager too, if there is one."""
+        check_overrides(overrides, _OVERRIDES)
+        manager, factory = tools_or_envs(self.tool_manager, self.env_factory, overrides)
+        check_attempts(self.retry.max_attempts, factory)
+        group_size = overrides.get("group_size") or self.group_size
+        check_failures(self.failure_policy, self.retry.max_attempts, group_size)
         endpoint = Endpoint(
             self.api,
-            one_sample(kwargs.get("sampling_params") or self.sampling_params),
-            {**self.extra_body, **check_body(kwargs.get("extra_body"))},
+            one_sample(overrides.get("sampling_params") or self.sampling_params),
+            {**self.extra_body, **check_body(overrides.get("extra_body"))},
             request_timeout_s=self.limits.request_timeout_s,
             pool=self._api_threads,
+            pause=self._pause,
             reasoning=self.reasoning,
         )
         required = self.finish_reason_required
@@ -289,15 +446,17 @@ class APIMultiTurnRollout(Rollout):
             max_broken_calls=self.max_broken_calls,
             finish_reason_required=endpoint.sends_finish_reason if required is None else required,
             retry=self.retry,
+            failures=self.failure_policy,
             step_pool=self._env_threads.step,
         )
-        async with endpoint.lease():
-            return await play_all(
-                plan,
-                given,
-                managers,
-                concurrency=descriptor_limit(min(self.concurrency or len(given), len(given))),
-                traces=self._traces,
-                global_step=kwargs.get("global_step"),
-                on_done=kwargs.get("on_done") or self.on_done,
-            )
+        batch = Batch(
+            plan,
+            group_size=group_size,
+            concurrency=descriptor_limit(concurrency),
+            max_ready=max_ready,
+            resources=(endpoint.lease(), raised_gc_threshold()),
+            traces=self._traces,
+            global_step=overrides.get("global_step"),
+            on_done=overrides.get("on_done") or self.on_done,
+        )
+        return batch, manager

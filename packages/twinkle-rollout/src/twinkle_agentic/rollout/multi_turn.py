@@ -10,12 +10,13 @@ from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic._aio.loop import background_call
 from twinkle_agentic.protocol.retry import RetryPolicy
 from twinkle_agentic.protocol.sampling import SamplingParams
-from twinkle_agentic.rollout._batch import CANCELLATION_S, OnDone, play_all
+from twinkle_agentic.rollout._batch import CANCELLATION_S, Batch, OnDone, collect
 from twinkle_agentic.rollout._checks import (
     attempts_of,
     check_attempts,
     check_choice,
     check_exclusive,
+    check_failures,
     check_overrides,
     check_trajectories,
     one_sample,
@@ -26,6 +27,7 @@ from twinkle_agentic.rollout._episode import Plan
 from twinkle_agentic.rollout._episode_env import EnvPlan, EnvThreads
 from twinkle_agentic.rollout._sampled import SampledChat, SamplerBatch
 from twinkle_agentic.rollout.base import Rollout
+from twinkle_agentic.rollout.failures import Coverage, FailurePolicy, RolloutResult
 from twinkle_agentic.rollout.sampler import Sampler, Template
 from twinkle_agentic.rollout.trace import TraceWriter, trace_record
 from twinkle_agentic.rollout.types import (
@@ -38,7 +40,14 @@ from twinkle_agentic.rollout.types import (
 
 __all__ = ["MultiTurnRollout"]
 
-_OVERRIDES = ("sampling_params", "tool_manager", "env_factory", "global_step", "on_done")
+_OVERRIDES = (
+    "sampling_params",
+    "tool_manager",
+    "env_factory",
+    "group_size",
+    "global_step",
+    "on_done",
+)
 
 
 class MultiTurnRollout(Rollout):
@@ -100,6 +109,8 @@ class MultiTurnRollout(Rollout):
         on_broken_call: What follows a message whose tool call cannot be read: `answer` it with an
             error, so that the model may try again, or `end` the trajectory.
         max_broken_calls: How many such messages in a row are answered.
+        group_size: How often each input is played; as for `APIMultiTurnRollout`.
+        failure_policy: What becomes of failed trajectories; as for `APIMultiTurnRollout`.
 
     Raises:
         ValueError: A limit is out of range, `num_samples` is not 1, both `tool_manager` and
@@ -133,6 +144,8 @@ class MultiTurnRollout(Rollout):
         finish_reason_required: bool = True,
         on_broken_call: BrokenCallAnswer = "end",
         max_broken_calls: int = 3,
+        group_size: int = 1,
+        failure_policy: FailurePolicy | None = None,
     ) -> None:
         if not hasattr(template, "tokenizer"):
             raise ValueError(
@@ -149,6 +162,9 @@ class MultiTurnRollout(Rollout):
         check_count("max_threads", max_threads)
         check_count("max_broken_calls", max_broken_calls, at_least=0)
         self.retry = attempts_of(max_attempts, retry, env_factory)
+        self.group_size = group_size
+        self.failure_policy = failure_policy or FailurePolicy()
+        check_failures(self.failure_policy, self.retry.max_attempts, group_size)
         self.execute_final_calls = execute_final_calls
         self.on_done = on_done
         self.finish_reason_required = finish_reason_required
@@ -202,10 +218,10 @@ class MultiTurnRollout(Rollout):
         Args:
             trajectories: Prompts; not changed.
             **kwargs: For this call only: `sampling_params`, `tool_manager`, `env_factory`,
-                `global_step` (for the names of traces), `on_done`.
+                `group_size`, `global_step` (for the names of traces), `on_done`.
 
         Returns:
-            One trajectory per input, in the same order.
+            As for `APIMultiTurnRollout`: in the order of the inputs, with a `coverage`.
 
         Raises:
             TypeError: `trajectories` is a single one, one of them is no mapping, or an override is
@@ -213,22 +229,28 @@ class MultiTurnRollout(Rollout):
             ValueError: A manager list does not fit, or one env would serve several trajectories.
             RuntimeError: The sampler broke its contract: a response missing, sampled ids changed,
                 log probabilities or labels that do not fit the ids.
+            RolloutFailedError: A trajectory failed for which `failure_policy` says `fail`.
             Exception: Whatever the sampler raised. All envs of `env_factory` are closed by then.
         """
         check_overrides(kwargs, _OVERRIDES)
         given = check_trajectories(trajectories)
         manager, factory = tools_or_envs(self.tool_manager, self.env_factory, kwargs)
         check_attempts(self.retry.max_attempts, factory)
-        managers = resolve_managers(manager, len(given)) if factory is None else None
+        group_size = kwargs.get("group_size") or self.group_size
+        check_failures(self.failure_policy, self.retry.max_attempts, group_size)
+        managers = None
+        if factory is None:
+            managers = resolve_managers(manager, len(given), group_size=group_size)
         if not given:
-            return []
+            return RolloutResult([], Coverage())
         params = one_sample(kwargs.get("sampling_params") or self.sampling_params)
-        batch = SamplerBatch(self.sampler, params, size=len(given))
+        count = len(given) * group_size
+        sampled = SamplerBatch(self.sampler, params, size=count)
         chats: list[SampledChat] = []
 
         def source(trajectory: Mapping[str, Any]) -> SampledChat:
             chat = SampledChat(
-                batch,
+                sampled,
                 trajectory,
                 self.template,
                 max_tokens=self.limits.max_trajectory_tokens,
@@ -254,23 +276,25 @@ class MultiTurnRollout(Rollout):
             max_broken_calls=self.max_broken_calls,
             finish_reason_required=self.finish_reason_required,
             retry=self.retry,
+            failures=self.failure_policy,
             step_pool=self._env_threads.step,
         )
+        batch = Batch(
+            plan,
+            group_size=group_size,
+            concurrency=count,
+            max_ready=count,
+            traces=self._traces,
+            global_step=kwargs.get("global_step"),
+            on_done=kwargs.get("on_done") or self.on_done,
+        )
         playing = background_call(
-            play_all(
-                plan,
-                given,
-                managers,
-                concurrency=len(given),
-                traces=self._traces,
-                global_step=kwargs.get("global_step"),
-                on_done=kwargs.get("on_done") or self.on_done,
-            ),
-            batch.notify,
+            collect(batch, given, managers),
+            sampled.notify,
         )
         try:
             playing.start()
-            batch.serve(playing.ended)
+            sampled.serve(playing.ended)
             outs = playing.result()
             for chat in chats:
                 chat.check()

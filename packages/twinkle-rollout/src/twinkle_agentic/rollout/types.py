@@ -173,6 +173,13 @@ class FinishedTrajectory(Trajectory):
         timing: Seconds: `queued` (for a place), `reset`, `model`, `tools`, `evaluate`, `close`, and
             `total` without `queued`. In `MultiTurnRollout` `model` includes the wait for the others
             of the batch.
+        turn_timings: One per model message: seconds of `model` and `tools`, and of `paused` where
+            the rollout was paused before it (which `model` leaves out, here and in `timing`).
+        policy_versions: One per model message: the `policy_version` of the rollout when it was
+            asked for. Only where one was set.
+        group_id: Only with `group_size` above 1: which trajectories are samples of one input. The
+            input's own `group_id`, else its number in the call.
+        sample: Only with `group_size` above 1: which sample of its group this is, from 0.
         usage: The server's token counts summed over the turns; `None` where it sent none.
         token_turns: One per model message. Only where log probabilities or `return_token_ids` were
             asked for.
@@ -200,6 +207,10 @@ class FinishedTrajectory(Trajectory):
     tool_errors: dict[str, int]
     unparsed_tool_calls: int
     timing: dict[str, float]
+    turn_timings: list[dict[str, float]]
+    policy_versions: NotRequired[list[Any]]
+    group_id: NotRequired[Any]
+    sample: NotRequired[int]
     usage: dict[str, int] | None
     token_turns: NotRequired[list[TokenTurn]]
     attempts: NotRequired[int]
