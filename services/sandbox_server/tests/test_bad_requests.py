@@ -12,9 +12,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from starlette.requests import ClientDisconnect, Request
 
-from sandbox_server.files_http import upload
-from sandbox_server.http import ClientGoneError, Request
+from sandbox_server.envd.files import upload
+from sandbox_server.errors import ApiError
+from sandbox_server.http import Body
 
 from .conftest import http
 
@@ -162,5 +164,6 @@ async def test_a_client_that_leaves_in_the_middle_of_a_form() -> None:
     record = cast(
         "SandboxRecord", SimpleNamespace(disk_bytes=1 << 20, sandbox=sandbox, default_cwd=None)
     )
-    with pytest.raises(ClientGoneError):
-        await upload(record, Request(scope, receive), "user")
+    request = Request(scope, receive)
+    with pytest.raises(ClientDisconnect):
+        await upload(record, request, Body(request, 1 << 20, ApiError(507, "too long")), "user")

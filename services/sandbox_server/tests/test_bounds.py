@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.requests import Request
 
-from sandbox_server.filesystem_rpc import FilesystemService
-from sandbox_server.http import Request
+from sandbox_server.envd.connect import Call
+from sandbox_server.envd.filesystem import STREAMS
 from sandbox_server.templates import BuildState
 
 from .conftest import http
@@ -228,10 +229,17 @@ async def test_a_watch_leaves_no_task() -> None:
             sandbox=SimpleNamespace(watch=watch), default_user="user", default_cwd=None
         ),
     )
-    scope: dict[str, Any] = {"method": "POST", "path": "/", "headers": [], "query_string": b""}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "headers": [],
+        "query_string": b"",
+    }
     scope["headers"] = [(b"keepalive-ping-interval", b"1")]
-    service = FilesystemService(record, Request(scope, cast("Any", None)), None)
-    messages = cast("AsyncGenerator[Any, None]", service.watch_dir({"path": "."}))
+    call = Call(record, Request(scope), "user")
+    model, watch_dir = STREAMS["/filesystem.Filesystem/WatchDir"]
+    messages = cast("AsyncGenerator[Any, None]", watch_dir(call, model.model_validate({})))
     assert await anext(messages) == {"start": {}}
     assert await anext(messages) == {"keepalive": {}}
     await messages.aclose()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandbox_server.access import is_loopback
+from sandbox_server.auth import is_loopback
 
 if TYPE_CHECKING:
     from pathlib import Path

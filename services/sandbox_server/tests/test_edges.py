@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from sandbox_server.connect import as_api_error
+from sandbox_server.errors import as_api_error
 
 from .conftest import http
 

@@ -1,37 +1,30 @@
-"""The ASGI application: one origin, control plane and sandboxes told apart by a header."""
+"""The ASGI application: one origin, control API and sandboxes told apart by a header."""
 
 from __future__ import annotations
 
-import logging
 import re
+from collections import Counter
 
-from sandbox_server.access import is_loopback
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sandbox_server.api import serve_control
+from sandbox_server.auth import check_sandbox_access, is_loopback
 from sandbox_server.config import ENVD_PORT, ServerConfig
-from sandbox_server.control import serve_control
-from sandbox_server.envd import check_sandbox_access, serve_envd
-from sandbox_server.errors import ApiError, from_guest
-from sandbox_server.http import (
-    ClientGoneError,
-    Receive,
-    Request,
-    Response,
-    Scope,
-    Send,
-    error_response,
-    json_response,
-)
+from sandbox_server.envd.routes import serve_envd
+from sandbox_server.errors import ApiError, as_api_error
+from sandbox_server.http import JsonResponse, error_response
 from sandbox_server.metrics import Metrics
 from sandbox_server.registry import Registry
-from twinkle_isolation import GuestError, SandboxLostError
 
-logger = logging.getLogger(__name__)
 __all__ = ["SandboxApp", "create_app"]
 
 _ID_HEADERS = ("e2b-sandbox-id", "x-agentenv-sandbox-id")
+_PORT_HEADERS = ("e2b-sandbox-port", "x-agentenv-sandbox-port")
 _HOST = re.compile(
     r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9]{20})\.(?P<domain>[^:/]+)(:[0-9]{1,5})?", re.IGNORECASE
 )
-_PORT_HEADERS = ("e2b-sandbox-port", "x-agentenv-sandbox-port")
 _DECISIVE = frozenset(
     {*_ID_HEADERS, *_PORT_HEADERS, "host", "authorization", "x-api-key", "x-access-token"}
 )
@@ -58,6 +51,7 @@ class SandboxApp:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
+            scope["app"] = self
             await self._http(Request(scope, receive), send)
         else:
             await send({"type": "websocket.close", "code": 1003})
@@ -70,29 +64,18 @@ class SandboxApp:
                 await self._sandbox(sandbox_id, port, request, send)
                 return
             self.metrics.requests.labels("control").inc()
-            if request.path == "/health" and request.method == "GET":
-                response = json_response({"status": "ok", "isolation": self.registry.isolation})
-            elif request.path == "/metrics" and request.method == "GET":
-                response = Response(
-                    body=self.metrics.render(),
-                    content_type="text/plain; version=0.0.4; charset=utf-8",
-                )
-            else:
-                response = await serve_control(self.registry, request)
-        except ApiError as error:
-            response = error_response(error)
-        except ClientGoneError:
-            return
-        except SandboxLostError as error:
-            response = error_response(ApiError(404, f"the sandbox was not found: {error}"))
-        except GuestError as error:
-            response = error_response(from_guest(error))
+            response = await self._control(request)
         except Exception as error:
-            logger.exception("%s %s failed", request.method, request.path)
-            response = error_response(
-                ApiError(500, f"internal error: {type(error).__name__}: {error}")
-            )
-        await response.send(send)
+            response = error_response(as_api_error(error, lost_status=404))
+        await response(request.scope, request.receive, send)
+
+    async def _control(self, request: Request) -> Response:
+        what = (request.method, request.scope["path"])
+        if what == ("GET", "/health"):
+            return JsonResponse({"status": "ok", "isolation": self.registry.isolation})
+        if what == ("GET", "/metrics"):
+            return Response(self.metrics.render(), media_type="text/plain; version=0.0.4")
+        return await serve_control(request)
 
     async def _sandbox(self, sandbox_id: str, port: str, request: Request, send: Send) -> None:
         if port != str(ENVD_PORT):
@@ -103,13 +86,7 @@ class SandboxApp:
         record = self.registry.find_for_traffic(sandbox_id)
         check_sandbox_access(record, request)
         await self.registry.make_reachable(record)
-        await serve_envd(
-            record,
-            request,
-            send,
-            max_output=self.config.max_output_bytes,
-            max_request=self.config.max_request_bytes,
-        )
+        await serve_envd(record, request, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -125,14 +102,15 @@ class SandboxApp:
 
 
 def _destination(request: Request, domain: str) -> tuple[str | None, str]:
-    """Return the sandbox and port that a request is for; no sandbox: the control plane.
+    """Return the sandbox and port that a request is for; no sandbox: the control API.
 
     Raises:
         ApiError: A header that decides something is there twice (400).
     """
     headers = request.headers
-    for name in request.repeated & _DECISIVE:
-        raise ApiError(400, f"the header {name!r} is there more than once")
+    for name, count in Counter(headers.keys()).items():
+        if count > 1 and name in _DECISIVE:
+            raise ApiError(400, f"the header {name!r} is there more than once")
     sandbox_id = next((headers[name] for name in _ID_HEADERS if name in headers), None)
     if sandbox_id is not None:
         return sandbox_id, next((headers[n] for n in _PORT_HEADERS if n in headers), str(ENVD_PORT))

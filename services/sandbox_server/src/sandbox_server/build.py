@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import time
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
 
 from sandbox_server.copies import save_files
 from sandbox_server.errors import ApiError
+from sandbox_server.models import Environment, Message, Text
 from sandbox_server.record import SandboxRecord
 from sandbox_server.templates import BuildState, Template
-from sandbox_server.values import as_environment, as_list, as_object, as_text
 from twinkle_isolation import GuestError, GuestProcess, SandboxLostError
 
 if TYPE_CHECKING:
     from sandbox_server.registry import Registry
 
-__all__ = ["BuildRequest", "run_build"]
+__all__ = ["BuildRequest", "Step", "run_build"]
 
 _STEP_TIMEOUT_S = 1800.0
 _BUILD_TIMEOUT_S = 3600.0
@@ -28,60 +30,52 @@ _READY_INTERVAL_S = 0.2
 _IGNORED = {"EXPOSE", "VOLUME", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK"}
 
 
+class _Variables(Message):
+    env: Environment
+
+
+class Step(Message):
+    """One step of a build: its kind, in capitals, and its arguments."""
+
+    type: Annotated[Text, AfterValidator(str.upper)] = ""
+    args: list[Text] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind, args = self.type, self.args
+        if kind in ("COPY", "ADD"):
+            raise ValueError(f"{kind} steps are not supported: write the files with RUN")
+        if kind not in {"RUN", "ENV", "ARG", "WORKDIR", "USER", *_IGNORED}:
+            raise ValueError(f"step type {kind!r} is unknown")
+        if kind in ("RUN", "WORKDIR", "USER") and not args:
+            raise ValueError(f"step {kind} needs an argument")
+        if kind == "ENV" and len(args) % 2:
+            raise ValueError("step ENV needs pairs of name and value")
+        _Variables(env=self.variables())
+        return self
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that the step sets."""
+        if self.type == "ENV":
+            return dict(zip(self.args[::2], self.args[1::2], strict=True))
+        if self.type == "ARG" and self.args and "=" in self.args[0]:
+            return dict([self.args[0].split("=", 1)])
+        return {}
+
+
+class BuildRequest(Message):
+    """What to build: where from, the steps, and the command that runs in every sandbox."""
+
+    from_template: Text | None = None
+    steps: list[Step] = Field(default=[])
+    start_cmd: Text | None = None
+    ready_cmd: Text | None = None
+
+
 class _StepError(Exception):
     def __init__(self, step: str, message: str) -> None:
         super().__init__(message)
         self.step = step
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildRequest:
-    """What to build: where from, the steps, and the command that runs in every sandbox."""
-
-    from_template: str | None
-    steps: list[tuple[str, list[str]]] = field(
-        default_factory=lambda: list[tuple[str, list[str]]]()
-    )
-    start_cmd: str | None = None
-    ready_cmd: str | None = None
-
-    @classmethod
-    def parse(cls, message: dict[str, Any]) -> Self:
-        """Check a request.
-
-        Raises:
-            ApiError: A step is not known or not supported (400).
-        """
-        steps: list[tuple[str, list[str]]] = []
-        for value in as_list(message.get("steps"), "steps"):
-            step = as_object(value, "a step")
-            kind = str(step.get("type", "")).upper()
-            args = [
-                as_text(arg, f"an argument of {kind}") for arg in as_list(step.get("args"), "args")
-            ]
-            if kind in ("COPY", "ADD"):
-                raise ApiError(400, f"{kind} steps are not supported: write the files with RUN")
-            if kind not in {"RUN", "ENV", "ARG", "WORKDIR", "USER", *_IGNORED}:
-                raise ApiError(400, f"step type {kind!r} is unknown")
-            if kind in ("RUN", "WORKDIR", "USER") and not args:
-                raise ApiError(400, f"step {kind} needs an argument")
-            if kind == "ENV" and len(args) % 2:
-                raise ApiError(400, f"step ENV needs pairs of name and value: got {args!r}")
-            if kind == "ENV":
-                as_environment(dict(zip(args[::2], args[1::2], strict=True)), "step ENV")
-            if kind == "ARG" and args and "=" in args[0]:
-                as_environment(dict([args[0].split("=", 1)]), "step ARG")
-            steps.append((kind, args))
-        return cls(
-            from_template=_optional(message, "fromTemplate"),
-            steps=steps,
-            start_cmd=_optional(message, "startCmd"),
-            ready_cmd=_optional(message, "readyCmd"),
-        )
-
-
-def _optional(message: dict[str, Any], name: str) -> str | None:
-    return as_text(message[name], name) if message.get(name) else None
 
 
 async def run_build(registry: Registry, build: BuildState, wanted: BuildRequest) -> None:
@@ -134,8 +128,8 @@ async def _build(
     base: Template,
     record: SandboxRecord,
 ) -> None:
-    for number, (kind, args) in enumerate(wanted.steps, start=1):
-        step = str(number)
+    for number, each in enumerate(wanted.steps, start=1):
+        step, kind, args = str(number), each.type, each.args
         build.log(f"[{number}/{len(wanted.steps)}] {kind} {' '.join(args)}", step=step)
         if kind == "RUN":
             user = args[1] if len(args) > 1 and args[1] else record.default_user
@@ -146,11 +140,8 @@ async def _build(
             if args[0] not in ("user", "root"):
                 raise _StepError(step, f"user {args[0]!r} not found: the users are user and root")
             record.default_user = args[0]
-        elif kind == "ENV":
-            record.env.update(zip(args[::2], args[1::2], strict=True))
-        elif kind == "ARG" and args and "=" in args[0]:
-            name, _, value = args[0].partition("=")
-            record.env[name] = value
+        else:
+            record.env.update(each.variables())
     if wanted.start_cmd:
         process = await record.start_shell(wanted.start_cmd)
         process.detach()

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 import typer
 import uvicorn
 
-from sandbox_server.access import is_loopback
 from sandbox_server.app import create_app
+from sandbox_server.auth import is_loopback
 from sandbox_server.config import ServerConfig
 from sandbox_server.limited_http import MAX_HEAD_BYTES, LimitedProtocol, OncePerSecond, limits
 from sandbox_server.templates import DataDirInUseError

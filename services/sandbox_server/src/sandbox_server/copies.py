@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from sandbox_server.errors import ApiError, from_guest, from_lost
+from sandbox_server.errors import ApiError, as_api_error
 from sandbox_server.record import SandboxRecord
 from sandbox_server.registry import Registry
 from sandbox_server.templates import Template, new_id
@@ -67,10 +67,8 @@ async def save_files(registry: Registry, record: SandboxRecord, *, keep: bool = 
                     await record.sandbox.resume()
             undo.pop_all()
             return name
-        except SandboxLostError as error:
-            raise from_lost(record.sandbox_id, error) from error
-        except GuestError as error:
-            raise from_guest(error) from error
+        except (GuestError, SandboxLostError) as error:
+            raise as_api_error(error, lost_status=404) from error
 
 
 async def fork(
@@ -111,10 +109,10 @@ async def fork(
         (registry.templates.directory / template.archive).unlink(missing_ok=True)
     answers: list[SandboxRecord | ApiError] = []
     for result in results:
-        if isinstance(result, (SandboxRecord, ApiError)):
-            answers.append(result)
-        elif isinstance(result, Exception):
-            answers.append(ApiError(500, f"{type(result).__name__}: {result}"))
-        else:
+        if isinstance(result, Exception):
+            answers.append(as_api_error(result, lost_status=404))
+        elif isinstance(result, BaseException):
             raise result
+        else:
+            answers.append(result)
     return answers

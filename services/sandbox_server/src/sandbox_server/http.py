@@ -1,185 +1,133 @@
-"""Requests and answers directly on ASGI: one object less per request than a framework's."""
+"""Bodies of requests, read within a limit; answers in JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import re
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
-from urllib.parse import parse_qs
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from sandbox_server.errors import ApiError
-from sandbox_server.values import parse_object
 
-__all__ = [
-    "ClientGoneError",
-    "Receive",
-    "Request",
-    "Response",
-    "Scope",
-    "Send",
-    "error_response",
-    "json_response",
-]
+__all__ = ["Body", "JsonResponse", "error_response", "parse", "read", "while_connected"]
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _MAX_DRAINED_BYTES = 256 << 20
 _DRAIN_TIMEOUT_S = 20.0
 
-Headers = Iterable[tuple[str, str]]
+Model = TypeVar("Model", bound=BaseModel)
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection before its request was complete."""
+class Body:
+    """The body of a request, in pieces.
 
+    Args:
+        request: The request.
+        limit: Bytes that are accepted.
+        too_long: Raised instead of a piece that goes over the limit.
+    """
 
-class Request:
-    """One HTTP request."""
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.scope = scope
-        self._raw = receive
+    def __init__(self, request: Request, limit: int, too_long: ApiError) -> None:
+        self._receive = request.receive
+        self._left = limit
+        self._too_long = too_long
         self._complete = False
-        self.receive: Receive = self._receive_raw
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.headers: dict[str, str] = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        counts = Counter(name.decode("latin-1") for name, _ in scope["headers"])
-        self.repeated = {name for name, count in counts.items() if count > 1}
-        self._query: dict[str, list[str]] | None = None
+        announced = request.headers.get("content-length", "")
+        self._announced = int(announced) if announced.isdigit() else 0
 
-    async def _receive_raw(self) -> MutableMapping[str, Any]:
-        message = await self._raw()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            self._complete = True
-        return message
-
-    @property
-    def query(self) -> dict[str, list[str]]:
-        """The query parameters."""
-        if self._query is None:
-            self._query = parse_qs(
-                self.scope["query_string"].decode("latin-1"), keep_blank_values=True
-            )
-        return self._query
-
-    def parameter(self, name: str) -> str | None:
-        """Return the first value of a query parameter."""
-        values = self.query.get(name)
-        return values[0] if values else None
-
-    def number(self, name: str, *, least: int, most: int, default: int) -> int:
-        """Return a whole number from the query.
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body as it arrives.
 
         Raises:
-            ApiError: It is none, or outside the range.
+            ApiError: It is too long.
+            ClientDisconnect: The client left in the middle.
         """
-        text = self.parameter(name)
-        if text is None:
-            return default
-        if not re.fullmatch(r"-?[0-9]{1,18}", text) or not least <= int(text) <= most:
-            raise ApiError(400, f"{name}={text!r} is not a number in {least}..{most}")
-        return int(text)
-
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Yield the body in pieces.
-
-        Raises:
-            ClientGoneError: The client left in the middle.
-        """
-        while True:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            if message.get("body"):
-                yield message["body"]
-            if not message.get("more_body"):
-                return
-
-    async def wait_gone(self) -> None:
-        """Wait until the client has closed the connection; the rest of the body is dropped."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        if self._announced > self._left:
+            raise self._too_long
+        while not self._complete:
+            piece = await self._next()
+            self._left -= len(piece)
+            if self._left < 0:
+                raise self._too_long
+            yield piece
 
     async def drain(self) -> None:
         """Read and drop the rest of the body, so that a client that still sends hears the answer.
 
         Bounded: at most 256 MiB and 20 s.
         """
-        left = _MAX_DRAINED_BYTES
-        with contextlib.suppress(TimeoutError):
+        dropped = 0
+        with contextlib.suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(_DRAIN_TIMEOUT_S):
-                while left > 0 and not self._complete:
-                    message = await self._receive_raw()
-                    if message["type"] == "http.disconnect":
-                        return
-                    left -= len(message.get("body", b""))
+                while not self._complete and dropped < _MAX_DRAINED_BYTES:
+                    dropped += len(await self._next())
 
-    async def body(self, limit: int) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            ApiError: It is longer than `limit` bytes (413).
-            ClientGoneError: The client left in the middle.
-        """
-        parts: list[bytes] = []
-        size = 0
-        async for part in self.stream():
-            size += len(part)
-            if size > limit:
-                raise ApiError(413, f"the request is longer than {limit} bytes")
-            parts.append(part)
-        return b"".join(parts)
-
-    async def json(self, limit: int) -> dict[str, Any]:
-        """Return the body as a JSON object; an empty one is `{}`.
-
-        Raises:
-            ApiError: It is not a JSON object, or too long.
-            ClientGoneError: The client left in the middle.
-        """
-        return parse_object(await self.body(limit), "the request")
+    async def _next(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        self._complete = not message.get("more_body")
+        return message.get("body", b"")
 
 
-class Response:
-    """One HTTP answer, whole."""
+async def read(request: Request, model: type[Model]) -> Model:
+    """Return the JSON body of a request, checked; an empty one is `{}`.
 
-    def __init__(
-        self,
-        status: int = 200,
-        body: bytes = b"",
-        *,
-        content_type: str = "application/json",
-        headers: Headers = (),
-    ) -> None:
-        self.status = status
-        self.body = body
-        self.headers = [
-            (name.encode("latin-1"), value.encode("latin-1")) for name, value in headers
-        ]
-        if status != 204:
-            self.headers.append((b"content-type", content_type.encode("latin-1")))
-            self.headers.append((b"content-length", str(len(body)).encode()))
-
-    async def send(self, send: Send) -> None:
-        """Send it."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": self.body})
+    Raises:
+        ApiError: It is not JSON (400), or too long (413).
+        ValidationError: It does not fit the model.
+        ClientDisconnect: The client left in the middle.
+    """
+    limit: int = request.app.config.max_request_bytes
+    body = Body(request, limit, ApiError(413, f"the request is longer than {limit} bytes"))
+    return parse(b"".join([piece async for piece in body.pieces()]), model)
 
 
-def json_response(value: Any, status: int = 200, headers: Headers = ()) -> Response:
-    """Return an answer with a JSON body."""
-    return Response(status, json.dumps(value, separators=(",", ":")).encode(), headers=headers)
+def parse(data: bytes, model: type[Model]) -> Model:
+    """Return a JSON text, checked; errors as `read`."""
+    try:
+        value = json.loads(data or b"{}")
+    except (ValueError, RecursionError) as error:  # the latter: nested too deep
+        raise ApiError(400, f"the request is not JSON: {error}") from error
+    return model.model_validate(value)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, which answers a request, until it ends or the client leaves."""
+    answer = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finished = answer.done()
+    finally:
+        answer.cancel()
+        gone.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+    if finished:
+        answer.result()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass  # the rest of the body is dropped
+
+
+class JsonResponse(Response):
+    """An answer in JSON, ASCII only: a file name may hold what UTF-8 cannot."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return the text of the content."""
+        return json.dumps(content, separators=(",", ":")).encode()
 
 
 def error_response(error: ApiError) -> Response:
     """Return the answer for an error, in the form of the E2B API."""
-    headers = [] if error.retry_after_s is None else [("retry-after", str(error.retry_after_s))]
-    return json_response({"code": error.status, "message": error.message}, error.status, headers)
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    message = {"code": error.status, "message": error.message}
+    return JsonResponse(message, error.status, headers=headers)

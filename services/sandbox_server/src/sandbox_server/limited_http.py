@@ -16,7 +16,7 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sandbox_server.access import is_loopback
+from sandbox_server.auth import is_loopback
 
 __all__ = ["ConnectionLimits", "LimitedProtocol", "OncePerSecond", "limits"]
 

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sandbox_server.processes import ProcessTable
-from sandbox_server.watchers import WatcherTable
+from sandbox_server.envd.processes import ProcessTable
+from sandbox_server.envd.watchers import WatcherTable
 from twinkle_isolation import ExecResult, GuestProcess, Sandbox
 
 __all__ = ["SandboxRecord"]

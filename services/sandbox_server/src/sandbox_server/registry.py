@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sandbox_server.config import ServerConfig
-from sandbox_server.create_request import CreateRequest
-from sandbox_server.errors import ApiError, from_lost
+from sandbox_server.errors import ApiError, as_api_error
 from sandbox_server.idempotency import IdempotencyKeys
 from sandbox_server.metrics import Metrics
 from sandbox_server.record import SandboxRecord
@@ -58,7 +57,7 @@ class Registry:
         )
         self._starting = 0
         self._starting_bytes = 0
-        self._keys = IdempotencyKeys(self.spawn)
+        self.keys = IdempotencyKeys(self.spawn)
         self._secret = secrets.token_bytes(32)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
@@ -89,41 +88,12 @@ class Registry:
 
     # Create
 
-    async def create(
-        self, request: CreateRequest, *, secure: bool, key: str | None, message: dict[str, Any]
-    ) -> SandboxRecord:
-        """Make a sandbox; with the same idempotency key, return the one that was made.
-
-        Raises:
-            ApiError: No room (429), no such template (404), it did not start (500), the key was
-                used for another request (422).
-        """
-        if key is None:
-            return await self._create(request, secure=secure)
-        return await self._keys.once(key, message, lambda: self._create(request, secure=secure))
-
     def spawn(self, work: Any) -> asyncio.Task[Any]:
         """Run something that ends with the server at the latest."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _create(self, request: CreateRequest, *, secure: bool) -> SandboxRecord:
-        template = self.templates.get(request.template)
-        begun = time.perf_counter()
-        record = await self.launch(
-            template,
-            env=request.env,
-            network=request.network,
-            timeout_s=request.timeout_s,
-            metadata=request.metadata,
-            secure=secure,
-            auto_pause=request.auto_pause,
-            auto_resume=request.auto_resume,
-        )
-        self.metrics.create_seconds.observe(time.perf_counter() - begun)
-        return record
 
     async def launch(
         self,
@@ -333,7 +303,7 @@ class Registry:
                 await record.sandbox.pause()
             except SandboxLostError as error:
                 self._forget(record)
-                raise from_lost(record.sandbox_id, error) from error
+                raise as_api_error(error, lost_status=404) from error
             record.state = "paused"
             self._lease(record, self.config.max_timeout_s)
 
@@ -350,7 +320,7 @@ class Registry:
                 await record.sandbox.resume()
             except SandboxLostError as error:
                 self._forget(record)
-                raise from_lost(record.sandbox_id, error) from error
+                raise as_api_error(error, lost_status=404) from error
             record.state = "running"
             record.timeout_s = timeout_s
             self._lease(record, timeout_s)
@@ -361,6 +331,17 @@ class Registry:
         record.timeout_s = max(record.timeout_s, timeout_s)
         if record.lease_end < time.monotonic() + timeout_s:
             self._lease(record, timeout_s)
+
+    def allowed_timeout(self, seconds: float | None, default: float) -> float:
+        """Return the lifetime that a request asks for, or the default.
+
+        Raises:
+            ApiError: It is longer than this server allows (400).
+        """
+        longest = self.config.max_timeout_s
+        if seconds is not None and seconds > longest:
+            raise ApiError(400, f"timeout={seconds:g} is not a number of seconds in 0..{longest:g}")
+        return default if seconds is None else seconds
 
     def set_timeout(self, record: SandboxRecord, timeout_s: float) -> None:
         """Let the lease end `timeout_s` from now."""

@@ -17,7 +17,7 @@ _MAX_WATCHERS = 64
 
 
 class Watcher:
-    """One watch and the events that nobody fetched yet, at most 10,000."""
+    """One watch and the events that were not fetched yet, at most 10,000."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch

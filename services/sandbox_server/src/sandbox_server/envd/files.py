@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sandbox_server.errors import ApiError
-from sandbox_server.filesystem_rpc import locate
-from sandbox_server.forms import file_content, form_events
-from sandbox_server.http import Request, Response, Send, json_response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Send
+
+from sandbox_server.envd.filesystem import locate
+from sandbox_server.envd.forms import FormEvent, file_content, form_events
+from sandbox_server.errors import ApiError, as_api_error
+from sandbox_server.http import Body, JsonResponse, error_response, while_connected
 from sandbox_server.record import SandboxRecord
 
-__all__ = ["download", "upload"]
+__all__ = ["download", "serve_files", "upload"]
 
 _CHUNK_BYTES = 256 * 1024
 _WHOLE_BYTES = 1 << 20  # up to this an answer has a length and is sent at once
@@ -24,12 +27,40 @@ _FORM_BYTES = 1 << 20  # what a form adds to its files
 _MAX_GZIP_MEMBERS = 1000
 
 
+async def serve_files(record: SandboxRecord, request: Request, user: str, send: Send) -> None:
+    """Answer a request for the content of files."""
+    started = False
+
+    async def watched(message: Message) -> None:
+        nonlocal started
+        started = True
+        await send(message)
+
+    limit = record.disk_bytes + _FORM_BYTES
+    too_long = ApiError(507, f"not enough space: the upload is longer than {limit} bytes")
+    body = Body(request, limit, too_long)
+    try:
+        if request.method == "GET":
+            await download(record, request, user, watched)
+            return
+        if request.method != "POST":
+            raise ApiError(405, f"{request.method} /files: use GET or POST")
+        response: Response = JsonResponse(await upload(record, request, body, user))
+    except Exception as error:
+        if started:
+            raise
+        response = error_response(as_api_error(error))
+        if request.method == "POST":
+            await body.drain()
+    await response(request.scope, request.receive, send)
+
+
 async def download(record: SandboxRecord, request: Request, user: str, send: Send) -> None:
     """Send one file of at most 16 GiB, as long as the client is there.
 
     An error in the middle breaks the connection: a part is never taken for the whole.
     """
-    path = request.parameter("path")
+    path = request.query_params.get("path")
     if path is None:
         raise ApiError(400, "the query parameter `path` is missing")
     size, pieces = await record.sandbox.open_read(
@@ -37,84 +68,55 @@ async def download(record: SandboxRecord, request: Request, user: str, send: Sen
     )
     async with contextlib.aclosing(pieces):
         if size > _MAX_DOWNLOAD_BYTES:
-            await anext(pieces)  # begun, so that its end tells the sandbox
+            await anext(pieces)  # started, so that its end tells the sandbox
             raise ApiError(413, f"{path!r} is longer than {_MAX_DOWNLOAD_BYTES} bytes: {size}")
-        pump = asyncio.create_task(_send_pieces(pieces, size, send))
-        gone = asyncio.create_task(request.wait_gone())
-        try:
-            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            finished = pump.done()
-            pump.cancel()
-            gone.cancel()
-            await asyncio.gather(pump, gone, return_exceptions=True)
-    if finished:
-        pump.result()
+        await while_connected(request, _send_pieces(request, pieces, size, send))
 
 
-async def _send_pieces(pieces: AsyncIterator[bytes], size: int, send: Send) -> None:
+async def _send_pieces(
+    request: Request, pieces: AsyncIterator[bytes], size: int, send: Send
+) -> None:
+    kept = bytearray()
     if size <= _WHOLE_BYTES:
-        parts: list[bytes] = []
-        total = 0
         async for piece in pieces:
-            parts.append(piece)
-            total += len(piece)
-            if total > _WHOLE_BYTES:  # it grew, or has no true size (a file of /proc)
+            kept += piece
+            if len(kept) > _WHOLE_BYTES:  # it grew, or has no true size (a file of /proc)
                 break
         else:
-            await Response(200, b"".join(parts), content_type="application/octet-stream").send(send)
+            whole = Response(bytes(kept), media_type="application/octet-stream")
+            await whole(request.scope, request.receive, send)
             return
-        pieces = _chain(parts, pieces)
     headers = [(b"content-type", b"application/octet-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(kept), "more_body": True})
     async for piece in pieces:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def upload(record: SandboxRecord, request: Request, user: str) -> Response:
-    """Write one file (octet-stream) or several (multipart)."""
+async def upload(
+    record: SandboxRecord, request: Request, body: Body, user: str
+) -> list[dict[str, Any]]:
+    """Write one file (octet-stream) or several (multipart); return what was written."""
     content_type = request.headers.get("content-type", "")
     kind = content_type.partition(";")[0].strip().lower()
-    path = request.parameter("path")
-    _limit_body(request, record.disk_bytes + _FORM_BYTES)
+    path = request.query_params.get("path")
     if kind == "multipart/form-data":
-        return json_response(await _multipart(record, request, user, path, content_type))
+        return await _multipart(record, form_events(content_type, body.pieces()), path, user)
     if not path:
         raise ApiError(400, "the query parameter `path` is missing")
-    source = request.stream()
     encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding == "gzip":
-        source = _gunzip(source)
-    elif encoding != "identity":
+    if encoding not in ("gzip", "identity"):
         raise ApiError(415, f"content-encoding {encoding!r} is not supported: gzip or identity")
-    return json_response([await _write(record, path, source, user)])
-
-
-def _limit_body(request: Request, limit: int) -> None:
-    """Refuse a body that cannot fit, before it fills the server's own disk or memory."""
-    receive, size = request.receive, 0
-
-    async def limited() -> Any:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > limit:
-            raise ApiError(507, f"not enough space: the upload is longer than {limit} bytes")
-        return message
-
-    request.receive = limited
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > limit:
-        raise ApiError(507, f"not enough space: the upload has {announced} bytes, room is {limit}")
+    source = _gunzip(body.pieces()) if encoding == "gzip" else body.pieces()
+    return [await _write(record, path, source, user)]
 
 
 async def _multipart(
-    record: SandboxRecord, request: Request, user: str, path: str | None, content_type: str
+    record: SandboxRecord, events: AsyncIterator[FormEvent], path: str | None, user: str
 ) -> list[dict[str, Any]]:
     """Write the files of a form while it arrives, so that the server never holds one."""
     written: list[dict[str, Any]] = []
-    events = form_events(content_type, request.stream())
     async for _, name in events:
         if path and written:
             raise ApiError(400, f"the form holds several files, and all would be {path!r}")
@@ -160,10 +162,3 @@ async def _gunzip(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         raise ApiError(400, f"the body is not gzip: {error}") from error
     if not decoder.eof:
         raise ApiError(400, "the gzip body ends in the middle")
-
-
-async def _chain(parts: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
-    async for part in rest:
-        yield part

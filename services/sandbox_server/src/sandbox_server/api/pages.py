@@ -21,7 +21,7 @@ def page_of(
     token: str | None,
     limit: int | None,
     descending: bool = False,
-) -> tuple[list[Entry], list[tuple[str, str]]]:
+) -> tuple[list[Entry], dict[str, str]]:
     """Return the entries of one page in their order, and the headers that lead to the next.
 
     Args:
@@ -40,20 +40,18 @@ def page_of(
         ordered = [e for e in ordered if (key(e) < last if descending else key(e) > last)]
     page = ordered[:limit]
     if len(page) == len(ordered):
-        return page, []
-    return page, [("x-next-token", _encoded(*key(page[-1])))]
-
-
-def _encoded(moment: float, identifier: str) -> str:
-    return base64.urlsafe_b64encode(f"{moment!r}|{identifier}".encode()).decode()
+        return page, {}
+    moment, identifier = key(page[-1])
+    next_token = base64.urlsafe_b64encode(f"{moment!r}|{identifier}".encode()).decode()
+    return page, {"x-next-token": next_token}
 
 
 def _decoded(token: str) -> tuple[float, str]:
     try:
         text, _, identifier = base64.urlsafe_b64decode(token).decode().partition("|")
         moment = float(text)
+        if not math.isfinite(moment):
+            raise ValueError(f"{moment} is no time")
     except ValueError as error:
         raise ApiError(400, f"nextToken={token!r} is not a token of this server") from error
-    if not math.isfinite(moment):
-        raise ApiError(400, f"nextToken={token!r} is not a token of this server")
     return moment, identifier
