@@ -185,34 +185,12 @@ def on_a_terminal(command: list[str], **options: Any) -> subprocess.CompletedPro
     return subprocess.CompletedProcess(command, process.returncode, text, errors)
 
 
-def histograms(output: str) -> list[str]:
-    return re.findall(r"^rewards +turns *\r?$", output, re.MULTILINE)
-
-
-def test_a_terminal_shows_a_bar_and_histograms(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     environment = {**os.environ, "TERM": "xterm-256color"}
     done = on_a_terminal(QUICKSTART, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout
     assert "32 scored, 0 failed" in done.stdout
     assert "progress: " not in done.stdout + done.stderr
-    assert len(histograms(done.stdout)) == 1
-
-
-def test_histograms_are_left_out_of_a_pipe_unless_asked_for(tmp_path: Path) -> None:
-    plain, asked = (
-        subprocess.run(
-            [*QUICKSTART, *options],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=True,
-        ).stdout
-        for options in ([], ["--plots"])
-    )
-    assert histograms(plain) == []
-    assert len(histograms(asked)) == 1
-    assert "█" * 24 + "  27" in asked  # the tasks that are solved
 
 
 def small_files() -> None:

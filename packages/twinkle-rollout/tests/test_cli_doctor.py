@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from twinkle_agentic.rollout.cli.doctor import doctor, module_origins
+from twinkle_agentic.rollout.cli.doctor import doctor, module_origins, print_probes
 from twinkle_agentic.rollout.cli.probes import (
     Probe,
     probe_coding,
@@ -48,7 +48,7 @@ def test_a_foreign_module_is_found_out(tmp_path: Path, monkeypatch: pytest.Monke
     assert wrong.provider == "?"
     assert not wrong.ok
     text = io.StringIO()
-    assert doctor(Console(file=text, width=200), probes=[]) == 1
+    assert doctor(Console(file=text, width=200)) == 1
     assert "--force-reinstall --no-deps twinkle-rollout" in text.getvalue()
 
 
@@ -60,11 +60,11 @@ def test_a_live_endpoint_is_ok_and_a_dead_one_is_exit_code_1() -> None:
         server.wait_ready(30)
         alive = probe_model(f"{server.url}/v1")
         assert (alive.ok, alive.detail) == (True, "models: scripted-policy")
-    dead = probe_openenv(f"http://127.0.0.1:{free_port()}", timeout_s=2)
-    assert not dead.ok
-    text = io.StringIO()
-    assert doctor(Console(file=text, width=200), probes=[alive, dead]) == 1
-    assert "ConnectError: Connection refused" in text.getvalue()
+        text, dead = io.StringIO(), f"http://127.0.0.1:{free_port()}"
+        console, live = Console(file=text, width=200), [f"{server.url}/v1"]
+        assert doctor(console, model_url=live, openenv_url=[dead]) == 1
+        assert "Connection refused" in text.getvalue()
+        assert doctor(console, model_url=live) == 0
 
 
 def test_no_address_is_cut_on_a_narrow_screen() -> None:
@@ -72,7 +72,7 @@ def test_no_address_is_cut_on_a_narrow_screen() -> None:
     answer = f"HTTP 404 from /models: did you mean {address}?"
     probe = Probe(name="model endpoint", url=address, ok=False, detail=answer, seconds=0.1)
     text = io.StringIO()
-    doctor(Console(file=text, width=80), probes=[probe])
+    print_probes(Console(file=text, width=80), [probe])
     rows = [line.split("│") for line in text.getvalue().splitlines() if line.count("│") == 5]
     assert "".join(row[2].strip() for row in rows) == address
     assert "".join(row[3].strip() for row in rows).endswith(f"{address}?")
@@ -186,13 +186,13 @@ def dripping(head: bytes, drop: bytes) -> Generator[str, None, None]:
 def test_an_answer_that_never_ends_is_given_up(head: bytes) -> None:
     with dripping(head, b" ") as url:
         probe = probe_model(url, timeout_s=0.3)
-    assert (probe.ok, probe.detail) == (False, "ReadTimeout: no complete answer within 0.3 s")
+    assert (probe.ok, probe.detail) == (False, "no complete answer within 0.3 s")
 
 
 def test_an_answer_without_measure_is_not_read() -> None:
     with dripping(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 2**20) as url:
         probe = probe_model(url, timeout_s=60)
-    assert (probe.ok, probe.detail) == (False, "ReadError: the answer has more than 16 MiB")
+    assert (probe.ok, probe.detail) == (False, "the answer has more than 16 MiB")
 
 
 @pytest.mark.parametrize("properties", [[1], None, {"x": {}}])

@@ -19,6 +19,11 @@ from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.cli.run_record import RunRecord
 
 
+def names(folder: Path) -> list[str]:
+    """What is in a folder, without the lock file, which stays."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
 def test_finish_writes_all_in_order_and_removes_the_part(tmp_path: Path) -> None:
     output = RunOutput(tmp_path / "run")
     with output:
@@ -27,7 +32,7 @@ def test_finish_writes_all_in_order_and_removes_the_part(tmp_path: Path) -> None
         output.finish([{"id": "a"}, {"id": "b", "text": "é\ud800"}])
     rows = [json.loads(line) for line in output.path.read_text("utf-8").splitlines()]
     assert [row["id"] for row in rows] == ["a", "b"]
-    assert sorted(p.name for p in output.folder.iterdir()) == ["traces", "trajectories.jsonl"]
+    assert names(output.folder) == ["traces", "trajectories.jsonl"]
 
 
 def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
@@ -87,7 +92,7 @@ def test_overwriting_removes_the_traces_of_the_earlier_run(tmp_path: Path) -> No
         assert list(output.traces.iterdir()) == []
 
 
-RECORD = RunRecord.of([{"messages": []}], {"max_turns": 6})
+RECORD = RunRecord({"max_turns": 6}, "digest")
 
 
 _ODD = [b'"turns": null', b'"timing": 5', b'"failed_steps": 5', b'"attempts": null']
@@ -121,11 +126,8 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_the_same(tmp_path: Path, 
 
 
 def test_a_change_of_the_users_env_is_told(tmp_path: Path) -> None:
-    source = tmp_path / "env.py"
-
     def record(text: str) -> RunRecord:
-        source.write_text(text)
-        return RunRecord.of([{"messages": []}], {"env": "env:Env"}, source)
+        return RunRecord({"env": "env:Env"}, "digest", text)
 
     with RunOutput(tmp_path, record=record("a")) as output:
         output.finish([{"id": "a", "reward": 1.0}])
@@ -170,7 +172,7 @@ from twinkle_agentic.rollout.cli.run_record import RunRecord
 base, count = Path(sys.argv[1]), 0
 
 def record(name):
-    return RunRecord.of([{"messages": []}], {"model": name})
+    return RunRecord({"model": name}, "digest")
 
 def play(folder, name, **options):
     with RunOutput(folder, record=record(name), **options) as output:
@@ -207,7 +209,7 @@ def test_a_kill_at_any_moment_leaves_no_result_beside_the_record_of_another(
     folders = list(tmp_path.iterdir())
     assert len(folders) > 5
     for folder in folders:
-        record = RunRecord.of([{"messages": []}], {"model": "new"})
+        record = RunRecord({"model": "new"}, "digest")
         with (
             contextlib.suppress(RefusedError),
             RunOutput(folder, record=record, resume=True) as output,
@@ -215,7 +217,7 @@ def test_a_kill_at_any_moment_leaves_no_result_beside_the_record_of_another(
             assert {row["model"] for row in output.kept.values()} <= {"new"}
         with RunOutput(folder, overwrite=True) as output:
             output.finish([])
-        assert sorted(path.name for path in folder.iterdir()) == ["traces", "trajectories.jsonl"]
+        assert names(folder) == ["traces", "trajectories.jsonl"]
 
 
 def test_a_run_that_was_killed_at_its_start_is_nothing_to_go_on_with(tmp_path: Path) -> None:
@@ -328,7 +330,7 @@ def test_the_lock_of_a_killed_run_goes_with_it(tmp_path: Path) -> None:
             pass
     with RunOutput(tmp_path, overwrite=True) as output:
         output.finish([])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["traces", "trajectories.jsonl"]
+    assert names(tmp_path) == ["traces", "trajectories.jsonl"]
 
 
 def test_a_child_that_an_env_forked_does_not_keep_the_folder(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from twinkle_agentic.envs.errors import SessionClosedError
 from twinkle_agentic.protocol.base import API
 from twinkle_agentic.rollout import APIMultiTurnRollout
 from twinkle_agentic.rollout.cli.refusal import RefusedError
-from twinkle_agentic.rollout.cli.replay import replay_run
+from twinkle_agentic.rollout.cli.replay import replay as replay_command
 from twinkle_agentic.rollout.replay import Replay, ReplayStatus, areplay, replay, rescore
 
 
@@ -277,10 +277,7 @@ def test_the_command_says_what_differs(tmp_path: Path, monkeypatch: pytest.Monke
 
     def played(env: str, *ids: str) -> tuple[int, str]:
         console = Console(record=True, width=120, emoji=False)
-        code = replay_run(
-            console, tmp_path, env=env, base_urls=(), ids=ids, concurrency=4,
-            step_timeout_s=10, score_only=False,
-        )  # fmt: skip
+        code = replay_command(console, run=tmp_path, env=env, ids=list(ids), step_timeout_s=10)
         return code, console.export_text().strip()
 
     assert played("my_dice:Fair") == (0, "1 same, 0 different, 0 failed, 0 skipped")

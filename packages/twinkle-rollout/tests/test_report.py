@@ -237,15 +237,14 @@ def test_a_failed_report_leaves_the_earlier_page(tmp_path: Path) -> None:
     page.write_text("earlier")
     (folder / "trajectories.jsonl").write_text("[]\n")
     with pytest.raises(RefusedError, match="not a JSON object"):
-        report(Console(), [folder], out=None, browse=False)
+        report(Console(), runs=[folder])
     assert page.read_text() == "earlier"
     assert sorted(path.name for path in folder.iterdir()) == ["report.html", "trajectories.jsonl"]
 
 
 def _shown(folder: Path, **options: Any) -> tuple[int, str]:
-    chosen: dict[str, Any] = {"ids": (), "failed": False, "group": None, "limit": 10} | options
     console = Console(width=100, record=True, emoji=False)
-    code = show(console, folder, **chosen)
+    code = show(console, run=folder, **options)
     return code, console.export_text()
 
 

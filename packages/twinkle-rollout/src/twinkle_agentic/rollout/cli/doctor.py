@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -11,15 +12,18 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from twinkle_agentic.rollout.cli.probes import Probe
+from twinkle_agentic.rollout.cli.options import seconds
+from twinkle_agentic.rollout.cli.probes import Probe, probe_model, probe_openenv, probe_sandboxes
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
 
-__all__ = ["ModuleOrigin", "doctor", "module_origins"]
+__all__ = ["ModuleOrigin", "doctor", "module_origins", "print_probes"]
 
 _OWN = {
     "twinkle_agentic.tools.tool_manager": "twinkle-tools",
@@ -41,7 +45,6 @@ _OTHERS = (
     "ray",
     "websockets",
     "aiohttp",
-    "httpx",
 )
 
 
@@ -68,19 +71,46 @@ class ModuleOrigin:
         return self.provider in (None, self.expected)
 
 
-def doctor(console: Console, *, probes: Sequence[Probe]) -> int:
-    """Print versions, module origins and the answers of servers.
+def doctor(
+    console: Console,
+    *,
+    openenv_url: Annotated[list[str] | None, typer.Option(help="An OpenEnv server to ask.")] = None,
+    sandbox_url: Annotated[
+        list[str] | None, typer.Option(help="A sandbox server to ask; its key is E2B_API_KEY.")
+    ] = None,
+    model_url: Annotated[
+        list[str] | None,
+        typer.Option(help="A model endpoint to ask, with its /v1; its key is OPENAI_API_KEY."),
+    ] = None,
+    timeout_s: Annotated[float, seconds("Seconds for each answer.")] = 5.0,
+) -> int:
+    """Say what is installed, where each module comes from, and whether servers answer.
 
-    Returns:
-        0 where nothing is wrong, 1 where a module comes from the wrong distribution, or a server
-        does not answer or is of another kind.
+    Exit code 1 where a module comes from the wrong distribution, or a server does not answer or is
+    of another kind.
     """
+    model_key, sandbox_key = os.environ.get("OPENAI_API_KEY"), os.environ.get("E2B_API_KEY")
+    found = [
+        *(probe_openenv(url, timeout_s=timeout_s) for url in openenv_url or ()),
+        *(
+            probe_sandboxes(url, api_key=sandbox_key, timeout_s=timeout_s)
+            for url in sandbox_url or ()
+        ),
+        *(probe_model(url, api_key=model_key, timeout_s=timeout_s) for url in model_url or ()),
+    ]
     console.print(f"Python {platform.python_version()} on {platform.platform()}, {sys.executable}")
+    sound = _print_installed(console)
+    if found:
+        print_probes(console, found)
+    return 0 if sound and all(probe.ok for probe in found) else EXIT_FAILED
+
+
+def _print_installed(console: Console) -> bool:
+    """Print versions and the origin of each module; return whether the origins are right."""
     versions = Table("distribution", "version", title="Versions", title_justify="left")
     for name in (*dict.fromkeys(_OWN.values()), *_OTHERS):
         versions.add_row(name, _version(name) or "[dim]not installed[/]")
     console.print(versions)
-
     origins = module_origins()
     table = Table("module", "provided by", title="Modules", title_justify="left")
     for origin in origins:
@@ -95,27 +125,31 @@ def doctor(console: Console, *, probes: Sequence[Probe]) -> int:
             f"run `pip install --force-reinstall --no-deps {origin.expected}`[/]",
             soft_wrap=True,
         )
-    shadow = _shadowing_package()
-    if shadow:
+    namespace = find_spec("twinkle_agentic")
+    if namespace is not None and namespace.origin:
         console.print(
-            f"[yellow]{shadow} closes the shared twinkle_agentic namespace (twinkle-kit does): "
-            "install our distributions after it, and as wheels, for it hides editable ones.[/]",
+            f"[yellow]{namespace.origin} closes the shared twinkle_agentic namespace (twinkle-kit "
+            "does): install our distributions after it, and as wheels, for it hides editable "
+            "ones.[/]",
             soft_wrap=True,
         )
-    if probes:
-        # Folded, for an answer may end with the address to give instead.
-        folded = [Column(name, overflow="fold") for name in ("server", "address", "answer")]
-        servers = Table(*folded, "ms", title="Servers", title_justify="left")
-        for probe in probes:
-            servers.add_row(
-                probe.name,
-                escape(probe.url),
-                escape(probe.detail),
-                f"{probe.seconds * 1000:.0f}",
-                style=None if probe.ok else "red",
-            )
-        console.print(servers)
-    return EXIT_FAILED if wrong or any(not probe.ok for probe in probes) else 0
+    return not wrong
+
+
+def print_probes(console: Console, probes: Sequence[Probe]) -> None:
+    """Print what each server answered."""
+    # Folded, for an answer may end with the address to give instead.
+    folded = [Column(name, overflow="fold") for name in ("server", "address", "answer")]
+    servers = Table(*folded, "ms", title="Servers", title_justify="left")
+    for probe in probes:
+        servers.add_row(
+            probe.name,
+            escape(probe.url),
+            escape(probe.detail),
+            f"{probe.seconds * 1000:.0f}",
+            style=None if probe.ok else "red",
+        )
+    console.print(servers)
 
 
 def module_origins() -> list[ModuleOrigin]:
@@ -147,11 +181,6 @@ def _provider(path: Path, expected: str) -> str:
                 return distribution.metadata["Name"]
     # No record has it: an editable install, whose source tree carries the name of the distribution.
     return expected if expected in path.parts else "?"
-
-
-def _shadowing_package() -> str | None:
-    spec = find_spec("twinkle_agentic")
-    return spec.origin if spec else None
 
 
 def _version(name: str) -> str | None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 from twinkle_agentic.envs.base import Env
@@ -21,7 +20,7 @@ __all__ = ["EnvChoice", "choose_env"]
 
 EnvFactory = Callable[[Trajectory], Env]
 
-_SHOWN_NAMES = 6  # of a module that has more, those that look most like the one asked for
+_SHOWN_NAMES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,28 +111,14 @@ def _load_factory(spec: str) -> EnvFactory:
     for part in name.split("."):
         target = getattr(target, part, None)
     if not callable(target):
-        offered = _callables(module)
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
+        close = get_close_matches(name, own, n=_SHOWN_NAMES) or own[:_SHOWN_NAMES]
         raise RefusedError(
-            f"--env {spec}: {module_name} has no callable {name!r} ({_named(offered, name)})"
+            f"--env {spec}: {module_name} has no callable {name!r} "
+            f"(it has {len(own)}: {', '.join(close)})"
         )
     if inspect.isclass(target):
         if not issubclass(target, Env):
             raise RefusedError(f"--env {spec}: class {name} is no Env")
         return lambda _: target()
     return cast("EnvFactory", target)
-
-
-def _callables(module: ModuleType) -> list[str]:
-    """Name what a module offers: its own callables, or, where it has none, those it imports."""
-    found = [(n, v) for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-    own = [name for name, value in found if getattr(value, "__module__", None) == module.__name__]
-    return own or [name for name, _ in found]
-
-
-def _named(offered: Sequence[str], wanted: str) -> str:
-    if len(offered) <= _SHOWN_NAMES:
-        return f"it has {', '.join(offered) or 'none'}"
-    close = get_close_matches(wanted, offered, n=_SHOWN_NAMES)
-    if not close:
-        return f"it has {len(offered)}, none of a name like it"
-    return f"it has {len(offered)}, the closest: {', '.join(close)}"

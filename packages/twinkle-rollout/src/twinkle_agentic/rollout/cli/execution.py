@@ -12,11 +12,10 @@ from rich.markup import escape
 from twinkle_agentic.envs.base import Env
 from twinkle_agentic.protocol.openai import OpenAI
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
-from twinkle_agentic.rollout.cli.histogram import print_histograms
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.progress import make_progress
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
-from twinkle_agentic.rollout.cli.report import print_summary, print_table, unscored
+from twinkle_agentic.rollout.cli.summary import print_summary, print_table, unscored
 from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["execute"]
@@ -29,7 +28,6 @@ def execute(
     api: OpenAI,
     env_factory: Callable[[Trajectory], Env],
     output: RunOutput,
-    plots: bool | None = None,
     **rollout_options: Any,
 ) -> int:
     """Roll out all tasks, write and show what came of them.
@@ -40,8 +38,6 @@ def execute(
         api: The model endpoint.
         env_factory: Makes the env of one trajectory.
         output: Entered.
-        plots: Whether to print histograms; `None` for a terminal only, so that scripts which read
-            the output find in it what they always did.
         **rollout_options: As for `APIMultiTurnRollout`.
 
     Returns:
@@ -71,10 +67,13 @@ def execute(
     unwritten = _finish(output, trajectories)
     print_table(console, trajectories)
     print_summary(console, trajectories, time.monotonic() - start)
-    if console.file.isatty() if plots is None else plots:
-        print_histograms(console, trajectories)
     if unwritten is None:
-        console.print(f"trajectories: {output.path}\ntraces:       {output.traces}", soft_wrap=True)
+        console.print(
+            f"trajectories: {output.path}\ntraces:       {output.traces}\n"
+            f"look at them: twinkle-rollout report {output.folder} --open",
+            soft_wrap=True,
+            markup=False,
+        )
     missing = unscored(trajectories)
     if missing:
         again = "; `run --resume` plays them again" if output.resumable else ""

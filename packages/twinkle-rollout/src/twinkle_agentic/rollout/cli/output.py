@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from twinkle_agentic.rollout.cli.folder_lock import FolderLock
+from filelock import FileLock, Timeout
+
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.cli.run_record import RunRecord, scored_rows, trace_names
 from twinkle_agentic.rollout.export import json_line, write_jsonl
@@ -52,13 +54,14 @@ class RunOutput:
     ) -> None:
         self.folder = folder
         self.path = folder / "trajectories.jsonl"
+        self.record_path = folder / "run.json"
         self.part = folder / "trajectories.jsonl.part"
         self.kept: dict[str, dict[str, Any]] = {}
         self.warning: str | None = None
         self._record = record
         self._overwrite = overwrite
         self._resume = resume
-        self._lock = FolderLock(folder)
+        self._lock = FileLock(folder / ".lock")
         self._file: FileIO | None = None
         self._spoilt = False
 
@@ -75,7 +78,7 @@ class RunOutput:
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
+            self._take_lock()
             self.kept = self._look_at_earlier()
             self._take_over()
             self._file = self.part.open("ab", buffering=0)
@@ -102,6 +105,19 @@ class RunOutput:
             self.part.unlink()
         self._lock.release()
 
+    def _take_lock(self) -> None:
+        """Take the lock at once or not at all; the kernel ends it with the process."""
+        path = Path(self._lock.lock_file)
+        holder = path.read_text("utf-8", "replace") if path.exists() else ""
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RefusedError(
+                f"{self.folder} is in use by {holder or 'another run'}: choose another --out, or "
+                "wait until that run has ended"
+            ) from error
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+
     def _look_at_earlier(self) -> dict[str, dict[str, Any]]:
         # What a run that did not end has kept of an earlier result is in its part file, too.
         earlier = next((path for path in (self.part, self.path) if path.exists()), None)
@@ -112,7 +128,7 @@ class RunOutput:
             raise RefusedError(
                 f"{earlier} is there already: choose another --out, or pass --overwrite{or_go_on}"
             )
-        changed = self._record.check(self._record_path)
+        changed = self._record.check(self.record_path)
         kept = scored_rows(earlier)
         self.warning = changed if kept else None
         return kept
@@ -127,38 +143,26 @@ class RunOutput:
         # were not made by. From here on the part file stands for what is kept of them.
         write_jsonl(self.part, self.kept.values())
         try:
-            self._write_record()
+            if self._record is None:
+                self.record_path.unlink(missing_ok=True)  # of another run
+            else:
+                self._record.write(self.record_path)
         except OSError:
             if not began:  # the run is refused, so an earlier result stands as it did
                 self.part.unlink()
             raise
         self._clear_unfinished()
-        self._clear_traces()
 
     def _clear_unfinished(self) -> None:
-        """Remove the files that a killed run was about to give their names; no other run lives."""
-        for pattern in (".trajectories.jsonl.*.part", ".run.json.*.part"):
+        """Remove what other runs left: files without their final names, and traces."""
+        for pattern in (".trajectories.jsonl.*.part", ".run.json.*.part", "traces/.*.json*.part"):
             for unfinished in self.folder.glob(pattern):
                 unfinished.unlink()
-
-    def _clear_traces(self) -> None:
         self.traces.mkdir(exist_ok=True)
         kept = trace_names(self.kept)
-        for old in self.traces.glob("*.json"):  # of the run that this one replaces
+        for old in self.traces.glob("*.json"):
             if old.name not in kept:
                 old.unlink()
-        for unfinished in self.traces.glob(".*.json.part"):
-            unfinished.unlink()
-
-    def _write_record(self) -> None:
-        if self._record is None:
-            self._record_path.unlink(missing_ok=True)  # of another run
-        else:
-            self._record.write(self._record_path)
-
-    @property
-    def _record_path(self) -> Path:
-        return self.folder / "run.json"
 
     def left(self, tasks: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the tasks that the earlier run has not scored, in their order."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -19,47 +19,26 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-__all__ = ["ProgressBar", "ProgressLines", "RunProgress", "make_progress"]
+__all__ = ["ProgressBar", "ProgressLines", "make_progress"]
 
 _INTERVAL_S = 30.0  # often enough for a log file to show that the job lives
 _GAP_S = 2.0  # quick trajectories must not fill the log with lines of the same second
 _TENTHS = 10
 
 
-class RunProgress(Protocol):
-    """Counts the trajectories of a run as they end; a context manager around it."""
-
-    def __enter__(self) -> Self:
-        """Start to show."""
-        ...
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Stop to show."""
-        ...
-
-    def add(self, *, scored: bool) -> None:
-        """Count one trajectory that ended, with a reward or without."""
-        ...
-
-
-def make_progress(console: Console, total: int) -> RunProgress:
-    """Return a bar where a person watches the console, lines on stderr elsewhere.
-
-    Args:
-        console: Of the run.
-        total: Trajectories.
-    """
+def make_progress(console: Console, total: int) -> ProgressBar | ProgressLines:
+    """Return a bar where a person watches the console, lines on stderr elsewhere."""
     if console.is_interactive and console.file.isatty():
         return ProgressBar(console, total)
     return ProgressLines(total)
 
 
-class ProgressBar:
-    """A bar that is drawn anew in its place."""
+class ProgressBar(Progress):
+    """A bar that is drawn anew in its place, a context manager."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._scored = self._failed = 0
-        self._progress = Progress(
+        super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
@@ -68,20 +47,13 @@ class ProgressBar:
             TimeElapsedColumn(),
             console=console,
         )
-        self._bar = self._progress.add_task("episodes", total=total, scored=0, failed=0)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._progress.stop()
+        self._bar = self.add_task("episodes", total=total, scored=0, failed=0)
 
     def add(self, *, scored: bool) -> None:
         """Count one trajectory that ended, with a reward or without."""
         self._scored += scored
         self._failed += not scored
-        self._progress.update(self._bar, advance=1, scored=self._scored, failed=self._failed)
+        self.update(self._bar, advance=1, scored=self._scored, failed=self._failed)
 
 
 class ProgressLines:
@@ -111,7 +83,7 @@ class ProgressLines:
         self._interval_s = interval_s
         self._gap_s = gap_s
         self._scored = self._failed = 0
-        self._started = self._said = time.monotonic()
+        self._started = self._written = time.monotonic()
         self._due = False  # a tenth is full, its line not written yet
         self._ended = False
         self._changed = threading.Condition()
@@ -119,7 +91,7 @@ class ProgressLines:
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        self._say()
+        self._write_line()
         self._ticker.start()
         return self
 
@@ -137,8 +109,8 @@ class ProgressLines:
             self._failed += not scored
             if self._done * _TENTHS // self._total == before:
                 return
-            if self._done == self._total or time.monotonic() >= self._said + self._gap_s:
-                self._say()
+            if self._done == self._total or time.monotonic() >= self._written + self._gap_s:
+                self._write_line()
             elif not self._due:
                 self._due = True
                 self._changed.notify()
@@ -147,23 +119,23 @@ class ProgressLines:
     def _done(self) -> int:
         return self._scored + self._failed
 
-    def _say(self) -> None:
+    def _write_line(self) -> None:
         self._due = False
-        self._said = time.monotonic()
+        self._written = time.monotonic()
         self._write(
             f"progress: {self._done} of {self._total} episodes done, {self._scored} scored, "
-            f"{self._failed} failed, {self._said - self._started:.0f} s\n"
+            f"{self._failed} failed, {self._written - self._started:.0f} s\n"
         )
 
     def _tick(self) -> None:
         with self._changed:
             while not self._ended:
                 pause_s = self._gap_s if self._due else self._interval_s
-                wait_s = self._said + pause_s - time.monotonic()
+                wait_s = self._written + pause_s - time.monotonic()
                 if wait_s > 0:
                     self._changed.wait(wait_s)
                 else:
-                    self._say()
+                    self._write_line()
 
 
 def _to_stderr(line: str) -> None:

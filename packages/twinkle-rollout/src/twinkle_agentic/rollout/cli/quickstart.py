@@ -6,9 +6,12 @@ import sys
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from twinkle_agentic.rollout.cli.options import Concurrency
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.cli.tasks import read_tasks
@@ -22,29 +25,22 @@ _START_TIMEOUT_S = 60.0  # the coding server imports openenv, which takes 10 s o
 def quickstart(
     console: Console,
     *,
-    out: Path,
-    concurrency: int,
-    faults: bool,
-    overwrite: bool,
-    plots: bool | None = None,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/quickstart"),
+    concurrency: Concurrency = 32,
+    faults: Annotated[
+        bool,
+        typer.Option(
+            "--faults", help="Let the endpoint misbehave: 500s, hangs, broken calls, null ids."
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite/--keep", help="Replace the result of an earlier run.")
+    ] = True,
 ) -> int:
-    """Run the packaged coding tasks against servers of our own.
+    """Run 32 coding tasks on this machine, with a scripted policy in place of a model.
 
-    Args:
-        console: Where everything is printed.
-        out: The output folder.
-        concurrency: Episodes at once.
-        faults: Let the scripted endpoint misbehave.
-        overwrite: Replace the result of an earlier run.
-        plots: As for `execute`.
-
-    Returns:
-        The exit code of `execute`.
-
-    Raises:
-        RefusedError: A package is missing, there is a result already, or another run writes to
-            the folder.
-        ServerError: A server did not start.
+    Starts a coding server and a chat-completions endpoint on free ports, rolls out the packaged
+    tasks, prints a table, writes trajectories and traces, and stops what it started.
     """
     for module, distribution in (
         ("openenv_server", "twinkle-openenv-server"),
@@ -64,7 +60,7 @@ def quickstart(
     coding = ServerProcess(
         "coding server",
         lambda port: [sys.executable, "-m", "openenv_server", "--port", str(port)],
-        env={"MAX_CONCURRENT_ENVS": str(max(concurrency, 1))},
+        env={"MAX_CONCURRENT_ENVS": str(concurrency)},
     )
     endpoint = ServerProcess("scripted endpoint", lambda port: _endpoint_command(port, faults))
     console.print(
@@ -85,7 +81,6 @@ def quickstart(
             api=OpenAI("scripted-policy", api_key="none", base_url=f"{endpoint.url}/v1"),
             env_factory=lambda _: CodingTaskEnv(coding.url),
             output=output,
-            plots=plots,
             max_turns=6,
             concurrency=concurrency,
             request_timeout_s=5.0 if faults else 60.0,

@@ -1,49 +1,59 @@
-"""`replay` and `rescore`: play the trajectories of a run again, without a model, and compare."""
+"""`replay`: play the trajectories of a run again, without a model, and compare."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from twinkle_agentic.rollout.cli.environments import choose_env
-from twinkle_agentic.rollout.cli.refusal import RefusedError
-from twinkle_agentic.rollout.replay import Replay, ReplayStatus, replay, rescore
-from twinkle_agentic.rollout.report import Run, RunNotFoundError
+from twinkle_agentic.rollout.cli.options import Concurrency, RunFolder, RunIds, seconds
+from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED, RefusedError
 
-__all__ = ["replay_run"]
+if TYPE_CHECKING:
+    from twinkle_agentic.rollout.replay import Replay
+
+__all__ = ["replay"]
 
 _SHOWN = 20
 
 
-def replay_run(
+def replay(
     console: Console,
-    path: Path,
     *,
-    env: str,
-    base_urls: Sequence[str],
-    ids: Sequence[str],
-    concurrency: int,
-    step_timeout_s: float,
-    score_only: bool,
+    run: RunFolder,
+    ids: RunIds = None,
+    env: Annotated[str, typer.Option(help="As for `run`: what made the environments.")],
+    base_url: Annotated[
+        list[str] | None, typer.Option(help="The OpenEnv server.", envvar="OPENENV_BASE_URL")
+    ] = None,
+    concurrency: Concurrency = 64,
+    step_timeout_s: Annotated[float, seconds("Seconds for one step.")] = 120.0,
+    score_only: Annotated[
+        bool, typer.Option("--score-only", help="Play no step: run `evaluate` alone.")
+    ] = False,
 ) -> int:
-    """Play a run again and say what differs; return 1 where anything does, or could not be played.
+    """Play the recorded actions again in fresh environments, without a model, and compare.
 
-    Raises:
-        RefusedError: The run or the env cannot be used, or no trajectory has one of the ids.
+    Says for each trajectory whether observations, rewards and the end came out the same, and where
+    not, at which step and what differed. Exit code 1 where anything differs or could not be played.
     """
+    from twinkle_agentic.rollout import replay as engine
+    from twinkle_agentic.rollout.report import Run
+
     try:
-        run = Run.open(path)
-        rows = [row for row in run.rows() if not ids or str(row.get("id")) in ids]
-    except (RunNotFoundError, ValueError, OSError) as error:
+        recorded = Run.open(run)
+        rows = [row for row in recorded.rows() if not ids or str(row.get("id")) in ids]
+    except (ValueError, OSError) as error:
         raise RefusedError(str(error)) from error
     if not rows:
-        raise RefusedError(f"{run.file} has no trajectory {', '.join(ids)}".rstrip())
-    choice = choose_env(env, base_urls=base_urls, message_timeout_s=step_timeout_s)
+        raise RefusedError(f"{recorded.file} has no trajectory {', '.join(ids or ())}".rstrip())
+    choice = choose_env(env, base_urls=base_url or (), message_timeout_s=step_timeout_s)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         bar = progress.add_task("scoring" if score_only else "replaying", total=len(rows))
@@ -52,9 +62,9 @@ def replay_run(
             progress.advance(bar)
 
         if score_only:
-            results = rescore(rows, choice.make, concurrency=concurrency, on_done=advance)
+            results = engine.rescore(rows, choice.make, concurrency=concurrency, on_done=advance)
         else:
-            results = replay(
+            results = engine.replay(
                 rows,
                 choice.make,
                 concurrency=concurrency,
@@ -62,18 +72,20 @@ def replay_run(
                 on_done=advance,
             )
     _print(console, results)
-    bad = (ReplayStatus.DIFFERENT, ReplayStatus.FAILED)
-    return 1 if any(result.status in bad for result in results) else 0
+    bad = (engine.ReplayStatus.DIFFERENT, engine.ReplayStatus.FAILED)
+    return EXIT_FAILED if any(result.status in bad for result in results) else 0
 
 
 def _print(console: Console, results: Sequence[Replay]) -> None:
+    from twinkle_agentic.rollout.replay import ReplayStatus
+
     counts = Counter(result.status for result in results)
     console.print(", ".join(f"{counts[status]} {status.value}" for status in ReplayStatus))
-    told = [result for result in results if result.difference or result.error]
-    for result in told[:_SHOWN]:
+    notable = [result for result in results if result.difference or result.error]
+    for result in notable[:_SHOWN]:
         text = str(result.difference or result.error)
         console.print(
             f"[yellow]{result.status.value}[/] {escape(result.id)}: {escape(text)}", soft_wrap=True
         )
-    if len(told) > _SHOWN:
-        console.print(f"... and {len(told) - _SHOWN} more")
+    if len(notable) > _SHOWN:
+        console.print(f"... and {len(notable) - _SHOWN} more")

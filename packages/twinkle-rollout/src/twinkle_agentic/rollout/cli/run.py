@@ -1,71 +1,41 @@
-"""The user's own tasks, model and environment."""
+"""`run`: the user's own tasks, model and environment."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
 from twinkle_agentic.rollout.cli.environments import EnvChoice, choose_env
+from twinkle_agentic.rollout.cli.options import RunOptions
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.probes import Probe, probe_coding, probe_model, probe_openenv
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.cli.run_record import RunRecord
 from twinkle_agentic.rollout.cli.tasks import read_tasks, repeat_tasks
 
-__all__ = ["RunOptions", "run"]
-
-# Results that differ in one of these are not of one run. Limits of time are none of them, but the
-# deadline: what it cuts has a reward.
-_DECIDES = (
-    "env",
-    "model",
-    "samples",
-    "max_turns",
-    "max_tokens",
-    "temperature",
-    "deadline_s",
-    "tokens",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The options of `twinkle-rollout run`, as its help explains them."""
-
-    tasks: Path
-    env: str
-    base_urls: Sequence[str]
-    model: str
-    model_url: str
-    api_key: str | None
-    out: Path
-    concurrency: int
-    max_turns: int
-    max_tokens: int | None
-    temperature: float
-    request_timeout_s: float
-    deadline_s: float | None
-    step_timeout_s: float
-    samples: int
-    attempts: int
-    tokens: bool
-    overwrite: bool
-    resume: bool
-    plots: bool | None
+__all__ = ["run"]
 
 
 def run(console: Console, options: RunOptions) -> int:
-    """Check everything that can be checked, then roll out.
+    """Roll out your own tasks with your own model and environment.
 
-    Returns:
-        The exit code of `execute`.
+    A task is one JSON object a line, for example
 
-    Raises:
-        RefusedError: A file, a name or a server is not as it should be; nothing was started or
-            written.
+    {"prompt": "Write add(a, b) ...", "tests": "assert add(2, 3) ==
+    5"}
+
+    Columns: `prompt` (the user message) or `messages` (the whole conversation);
+    `system`, a system message before it; `tests`, Python source with assert
+    statements, which the model does not see; `seed`, for the reset of the
+    environment; `id`, by default the line number; `user_data`, an object
+    passed to the reset and kept in the output.
+
+    With `--env coding_env` the model gets run_python(code), without reward, and
+    submit_solution(code), which runs the code and then `tests`: if all pass, the
+    reward is 1.0 and the episode ends. With another environment it gets the
+    tools of the server, or of your Env.
+
+    The whole file, the model and the servers are checked before anything
+    starts.
     """
     choice = choose_env(
         options.env, base_urls=options.base_urls, message_timeout_s=options.step_timeout_s
@@ -89,9 +59,7 @@ def run(console: Console, options: RunOptions) -> int:
 
     output = RunOutput(
         options.out,
-        record=RunRecord.of(
-            tasks, {name: getattr(options, name) for name in _DECIDES}, choice.source
-        ),
+        record=RunRecord.of(tasks, options, choice.source),
         overwrite=options.overwrite,
         resume=options.resume,
     )
@@ -102,7 +70,6 @@ def run(console: Console, options: RunOptions) -> int:
             api=OpenAI(options.model, api_key=options.api_key, base_url=options.model_url),
             env_factory=choice.make,
             output=output,
-            plots=options.plots,
             sampling_params=SamplingParams(
                 max_tokens=options.max_tokens,
                 temperature=options.temperature,
@@ -118,7 +85,7 @@ def run(console: Console, options: RunOptions) -> int:
 
 
 def _require_a_server(console: Console, choice: EnvChoice) -> None:
-    """One of several servers is enough to start with; of the others it is said that they fail."""
+    """Require one of the servers, and warn of each that does not serve."""
     failed: list[Probe] = []
     for url in choice.urls:
         probe = probe_openenv(url)
@@ -129,12 +96,13 @@ def _require_a_server(console: Console, choice: EnvChoice) -> None:
     if len(failed) == len(choice.urls):
         _require(failed[0], "--base-url")
     for probe in failed:
-        said = f"--base-url: the {probe.name} at {probe.url} does not serve: {probe.detail}"
-        console.print(said, style="yellow", markup=False)
+        console.print(f"--base-url: {_fault(probe)}", style="yellow", markup=False)
 
 
 def _require(probe: Probe, option: str) -> None:
     if not probe.ok:
-        raise RefusedError(
-            f"{option}: the {probe.name} at {probe.url} does not serve: {probe.detail}"
-        )
+        raise RefusedError(f"{option}: {_fault(probe)}")
+
+
+def _fault(probe: Probe) -> str:
+    return f"the {probe.name} at {probe.url} does not serve: {probe.detail}"

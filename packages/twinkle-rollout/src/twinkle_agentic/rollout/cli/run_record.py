@@ -7,24 +7,31 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import isfinite
 from pathlib import Path
 from typing import Any, Self, cast
 
+from twinkle_agentic.rollout.cli.options import RunOptions
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.export import json_line, write_jsonl
 from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["RunRecord", "scored_rows", "trace_names"]
 
-# What the report reads of a kept trajectory, where it is there.
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "turns": int,
-    "timing": (dict, type(None)),
-    "failed_steps": (list, type(None)),
-    "reward_missing_steps": (list, type(None)),
-    "attempts": int,
-}
+# Results that differ in one of these are not of one run. Limits of time are not among them, except
+# the deadline: what it cuts has a reward.
+_DECIDES = (
+    "env",
+    "model",
+    "samples",
+    "max_turns",
+    "max_tokens",
+    "temperature",
+    "deadline_s",
+    "tokens",
+)
+# What the summary reads of a kept trajectory, where it is there.
+_KINDS = {"turns": int, "attempts": int, "timing": dict, "failed_steps": list}
 _AGAIN = "choose another --out, or pass --overwrite to start anew"
 
 
@@ -35,8 +42,8 @@ class RunRecord:
     Attributes:
         settings: What decides how a trajectory comes out (env, model, limits), by name. JSON.
         tasks: A digest of all tasks, in their order.
-        source: A digest of the file of the user's own env, if there is one. A difference is told
-            and not refused: it may be the mending of what failed.
+        source: A digest of the file of the user's own env, if there is one. A difference is a
+            warning, not a refusal: it may be the repair of what failed.
     """
 
     settings: Mapping[str, Any]
@@ -45,9 +52,9 @@ class RunRecord:
 
     @classmethod
     def of(
-        cls, tasks: Sequence[Trajectory], settings: Mapping[str, Any], source: Path | None = None
+        cls, tasks: Sequence[Trajectory], options: RunOptions, source: Path | None = None
     ) -> Self:
-        """Take the record of a run that is about to start.
+        """Make the record of a run that is about to start.
 
         Raises:
             OSError: The file `source` cannot be read.
@@ -56,7 +63,7 @@ class RunRecord:
         for task in tasks:
             digest.update(json_line(task).encode())
         file = None if source is None else hashlib.sha256(source.read_bytes()).hexdigest()
-        return cls(dict(settings), digest.hexdigest(), file)
+        return cls({name: getattr(options, name) for name in _DECIDES}, digest.hexdigest(), file)
 
     def write(self, path: Path) -> None:
         """Write it as one JSON object, whole or not at all.
@@ -70,7 +77,7 @@ class RunRecord:
         """Compare with the record of the run whose results are to be kept.
 
         Returns:
-            What differs and may, in words; `None` for nothing.
+            A difference to warn of; `None` for none.
 
         Raises:
             RefusedError: There is no record, or it differs; the message says in what.
@@ -111,7 +118,7 @@ def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
     """Read the trajectories of an earlier run that have a reward, by `id`.
 
     Args:
-        path: JSON Lines. A last line that was cut in the middle is passed over.
+        path: JSON Lines. A last line that was cut in the middle is left out.
 
     Raises:
         RefusedError: Another line is no trajectory.
@@ -124,34 +131,21 @@ def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
             continue
         try:
             row: Any = json.loads(line)
-            scored = _is_scored(row["reward"])
-            for field, kinds in _KINDS.items():
-                if field in row and not isinstance(row[field], kinds):
-                    raise ValueError(f"{field} is {row[field]!r:.40}")
-            name = str(row["id"])
+            reward, name = row["reward"], str(row["id"])
+            finite = type(reward) in (int, float) and isfinite(reward)
+            if not (finite or reward is None) or any(
+                field in row and not isinstance(row[field], kind) for field, kind in _KINDS.items()
+            ):
+                raise ValueError("this is not what a run writes")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             if number == len(lines):  # a killed run wrote no further
                 continue
             raise RefusedError(
                 f"--resume: {path}, line {number} is no trajectory: {_AGAIN}"
             ) from error
-        if scored:
+        if reward is not None:
             rows[name] = cast("dict[str, Any]", row)
     return rows
-
-
-def _is_scored(reward: Any) -> bool:
-    """Tell whether there is a reward.
-
-    Raises:
-        ValueError: What stands there is none, so somebody else wrote it.
-    """
-    if reward is None:
-        return False
-    number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
-    if number and -inf < reward < inf:
-        return True
-    raise ValueError(f"{reward!r:.40} is no reward")
 
 
 def trace_names(rows: Mapping[str, Mapping[str, Any]]) -> set[str]:

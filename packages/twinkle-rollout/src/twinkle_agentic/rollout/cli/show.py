@@ -7,8 +7,9 @@ import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -16,27 +17,40 @@ from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
 
-from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.cli.options import RunFolder, RunIds
+from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED, RefusedError
 from twinkle_agentic.rollout.report import Run, RunNotFoundError, write_report
 from twinkle_agentic.rollout.report._rows import calls_of, group_of, messages_of, parts_of
 
-__all__ = ["report", "show"]
+__all__ = ["print_trajectory", "report", "show"]
 
 _SUGGESTED = 5  # ids that the error of an unknown one names
 
 
-def report(console: Console, paths: Sequence[Path], *, out: Path | None, browse: bool) -> int:
-    """Write the page of one run or of two; return the exit code.
+def report(
+    console: Console,
+    *,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="The output folder of a run; of two, to see them side by side."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The HTML file; by default report.html in the first folder."),
+    ] = None,
+    browse: Annotated[bool, typer.Option("--open", help="Open it in your browser.")] = False,
+) -> int:
+    """Write one HTML page of a run, to look at: it needs no server and no network.
 
-    Raises:
-        RefusedError: A run cannot be read, or the page cannot be written.
+    Rewards, turns, stop reasons, where the time went, groups without spread, failures with their
+    cause, the slowest tools, and every trajectory to read, filter and search.
     """
-    if len(paths) > 2:
-        raise RefusedError(f"a report shows one run or two side by side, found {len(paths)}")
-    runs = [_open(path) for path in paths]
-    target = out or runs[0].file.parent / "report.html"
+    if len(runs) > 2:
+        raise RefusedError(f"a report shows one run or two side by side, found {len(runs)}")
+    found = [_open(path) for path in runs]
+    target = out or found[0].file.parent / "report.html"
     try:
-        count = write_report(runs, target)
+        count = write_report(found, target)
     except (ValueError, OSError) as error:
         raise RefusedError(f"no report: {error}") from error
     console.print(f"{count} trajectories: {escape(str(target))}", soft_wrap=True)
@@ -47,37 +61,39 @@ def report(console: Console, paths: Sequence[Path], *, out: Path | None, browse:
 
 def show(
     console: Console,
-    path: Path,
     *,
-    ids: Sequence[str],
-    failed: bool,
-    group: str | None,
-    limit: int,
+    run: RunFolder,
+    ids: RunIds = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only those with an error, or without a reward.")
+    ] = False,
+    group: Annotated[str | None, typer.Option(help="Only the samples of this task.")] = None,
+    limit: Annotated[int, typer.Option("--n", min=1, metavar="N", help="At most so many.")] = 10,
 ) -> int:
-    """Print trajectories of a run; return the exit code: 1 where none fits.
+    """Print trajectories: messages, calls with their code, rewards, the whole error.
 
-    Raises:
-        RefusedError: The run cannot be read, or has no trajectory of a given id.
+    Exit code 1 where no trajectory fits.
     """
-    run = _open(path)
+    recorded = _open(run)
     try:
-        chosen = list(islice(_chosen(run, ids=ids, failed=failed, group=group), limit + 1))
+        rows = _chosen(recorded, ids=ids or (), failed=failed, group=group)
+        chosen = list(islice(rows, limit + 1))
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    missing = set(ids) - {str(row.get("id")) for row in chosen}
-    if ids and missing and len(chosen) <= limit:
-        known = ", ".join(repr(str(row.get("id"))) for row in islice(run.rows(), _SUGGESTED))
+    missing = set(ids or ()) - {str(row.get("id")) for row in chosen}
+    if missing and len(chosen) <= limit:
+        known = ", ".join(repr(str(row.get("id"))) for row in islice(recorded.rows(), _SUGGESTED))
         raise RefusedError(
-            f"{run.file} has no trajectory {', '.join(map(repr, sorted(missing)))}: "
+            f"{recorded.file} has no trajectory {', '.join(map(repr, sorted(missing)))}: "
             f"its ids are {known} ..."
         )
     for row in chosen[:limit]:
-        _print_trajectory(console, row)
+        print_trajectory(console, row)
     if len(chosen) > limit:
         console.print(f"[dim]more follow: --n shows more than {limit}[/]")
     if not chosen:
         console.print("no trajectory fits")
-    return 0 if chosen else 1
+    return 0 if chosen else EXIT_FAILED
 
 
 def _open(path: Path) -> Run:
@@ -100,7 +116,8 @@ def _chosen(
         yield row
 
 
-def _print_trajectory(console: Console, row: Mapping[str, Any]) -> None:
+def print_trajectory(console: Console, row: Mapping[str, Any]) -> None:
+    """Print one trajectory whole."""
     reward = row.get("reward")
     outcome = "no reward" if reward is None else f"reward {reward:g}"
     turns = row.get("turns", 0)

@@ -1,7 +1,7 @@
-"""The standard streams of a command, which may break without ending its work.
+"""Standard streams that may break without ending the work of a command.
 
-The work of a command is in files and takes hours; what it prints is a view of it. A full disk under
-a log file, or a `| head -1` that has read enough, must cost that view only.
+The work is in files and takes hours; what is printed is a view of it. A full disk under a log file,
+or a `| head -1` that has read enough, must cost that view only.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def guard_streams() -> Callable[[], bool]:
     Returns:
         Tells, when called at the end, whether anything written to stdout was lost.
     """
-    sys.stderr = _guarded(sys.stderr, 2, _say_nothing)[0]
-    stdout, raw = _guarded(sys.stdout, 1, _say_that_stdout_is_lost)
-    sys.stdout = stdout
+    sys.stderr = _text(sys.stderr, _Guarded(sys.stderr, 2))
+    raw = _Guarded(sys.stdout, 1)
+    sys.stdout = stdout = _text(sys.stdout, raw)
 
     def lost() -> bool:
         stdout.flush()
@@ -37,12 +37,19 @@ def guard_streams() -> Callable[[], bool]:
 
 
 class _Guarded(io.FileIO):
-    """A file descriptor that takes everything, also what cannot be written."""
+    """A standard stream that accepts everything, also what cannot be written."""
 
-    def __init__(self, fd: int, on_loss: Callable[[OSError], None]) -> None:
-        super().__init__(fd, "w", closefd=False)
+    def __init__(self, stream: Any, fd: int) -> None:
         self.lost = False
-        self._on_loss = on_loss
+        self._is_stdout = fd == 1
+        if stream is None:  # the descriptor was closed before the interpreter started
+            # The next file to be opened must not get its number, and with it what is printed.
+            fd = os.open(os.devnull, os.O_WRONLY)
+        super().__init__(fd, "w", closefd=False)
+        if stream is None:
+            self._lose(OSError(errno.EBADF, "it is closed"))
+        else:
+            stream.flush()
 
     def write(self, data: Any, /) -> int | None:
         """Write, or drop; return the bytes that were taken."""
@@ -50,40 +57,22 @@ class _Guarded(io.FileIO):
             try:
                 return super().write(data)
             except OSError as error:
-                self.lose(error)
+                self._lose(error)
         return memoryview(data).nbytes
 
-    def lose(self, error: OSError) -> None:
-        """Drop everything from now on."""
+    def _lose(self, error: OSError) -> None:
         self.lost = True
-        self._on_loss(error)
+        if self._is_stdout:
+            sys.stderr.write(
+                f"error: standard output cannot be written ({error.strerror}): the work goes on, "
+                "and result files are written\n"
+            )
 
 
-def _guarded(
-    stream: Any, fd: int, on_loss: Callable[[OSError], None]
-) -> tuple[io.TextIOWrapper, _Guarded]:
-    if stream is None:  # the descriptor was closed before the interpreter started
-        # Occupied, for the next file that is opened would get its number and what is printed.
-        raw = _Guarded(os.open(os.devnull, os.O_WRONLY), on_loss)
-        raw.lose(OSError(errno.EBADF, "it is closed"))
-    else:
-        stream.flush()
-        raw = _Guarded(fd, on_loss)
-    text = io.TextIOWrapper(
+def _text(stream: Any, raw: _Guarded) -> io.TextIOWrapper:
+    return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=getattr(stream, "encoding", None),
         errors="replace",  # a table must not fail on an ASCII terminal
-        line_buffering=raw.isatty() or fd == 2,
-    )
-    return text, raw
-
-
-def _say_nothing(_: OSError) -> None:
-    """Of stderr: there is no place left to say it."""
-
-
-def _say_that_stdout_is_lost(error: OSError) -> None:
-    sys.stderr.write(
-        f"error: standard output cannot be written ({error.strerror}): the work goes on, and "
-        "result files are written\n"
+        line_buffering=raw.isatty() or stream is sys.stderr,
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from twinkle_agentic.rollout.cli.options import seconds
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED, RefusedError
 
 __all__ = ["sweep"]
@@ -13,21 +17,26 @@ __all__ = ["sweep"]
 def sweep(
     console: Console,
     *,
-    api_url: str | None,
-    api_key: str | None,
-    run: str | None,
-    older_than_s: float | None,
-    include_live: bool,
-    dry_run: bool,
+    api_url: Annotated[
+        str | None, typer.Option(envvar="E2B_API_URL", help="The sandbox server or gateway.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="E2B_API_KEY", help="Its key.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only sandboxes with this run label.")] = None,
+    older_than_s: Annotated[
+        float | None, seconds("Only those started longer ago than this.", at_least=0.0)
+    ] = None,
+    include_live: Annotated[
+        bool, typer.Option("--include-live", help="Kill those of running trainers too.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Kill nothing, say what would be killed.")
+    ] = False,
 ) -> int:
-    """Sweep one server; the options are those of `twinkle_agentic.envs.agentenv.sweep`.
+    """Kill sandboxes whose trainer has ended, paused ones included.
 
-    Returns:
-        0 where no orphan is left, 1 where one could not be killed.
-
-    Raises:
-        RefusedError: The package is missing, an option is impossible, or the server does not
-            answer.
+    Only sandboxes made by `AgentEnv` are considered, by their labels. One whose trainer still runs
+    on this host is spared; those of another host or container, or from before a restart, are killed
+    only when --run or --older-than-s names them. Exit code 1 where one could not be killed.
     """
     try:
         from twinkle_agentic.envs.agentenv import sweep as sweep_server

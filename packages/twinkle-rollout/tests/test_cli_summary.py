@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from twinkle_agentic.rollout.cli.report import print_summary, print_table
+from twinkle_agentic.rollout.cli.summary import print_summary, print_table
 
 
 def summary(**row: Any) -> str:
