@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -114,6 +115,29 @@ async def test_programs_go_before_their_supervisor_when_memory_ends(victim: Sand
     assert (await victim.exec(["cat", "/proc/1/oom_score_adj"])).stdout != b"1000\n"
 
 
+def _may_set_a_least_score() -> bool:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) & 1 << 24)  # CAP_SYS_RESOURCE
+    return False
+
+
+async def test_no_program_is_spared_longer_than_the_host(victim: Sandbox) -> None:
+    program = (
+        "from pathlib import Path\n"
+        "score = Path('/proc/self/oom_score_adj')\n"
+        "for value in range(-1000, 1001, 100):\n"
+        "    try: score.write_text(str(value))\n"
+        "    except OSError: continue\n"
+        "    break\n"
+        "print(int(score.read_text()), int(Path('/proc/1/oom_score_adj').read_text()))\n"
+    )
+    least, supervisor = map(int, (await victim.exec([*PYTHON, program])).stdout.split())
+    assert supervisor > max(500, int(Path("/proc/self/oom_score_adj").read_text()))
+    if _may_set_a_least_score():  # else nothing keeps a program from 0; the supervisor goes first
+        assert least == 500
+
+
 async def test_the_supervisors_limits_and_schedule_are_its_own(victim: Sandbox) -> None:
     program = (
         "limit = ctypes.addressof(ctypes.create_string_buffer(struct.pack('QQ', 3, 3), 16))\n"
@@ -128,7 +152,7 @@ async def test_the_supervisors_limits_and_schedule_are_its_own(victim: Sandbox) 
         "      call('ioprio_set', 1, 1, 3 << 13), call('ioprio_set', 3, 0, 3 << 13))\n"
         "own = [call('sched_setscheduler', 0, 5, at(param)),\n"
         "       call('sched_setaffinity', os.getpid(), 8, at(mask)),\n"
-        "       call('setpriority', 0, 0, 5)]\n"
+        "       call('setpriority', 0, 0, 19)]\n"
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))\n"
         "print(*own, resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )

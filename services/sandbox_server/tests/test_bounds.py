@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import os
 import socket
 import struct
 import time
@@ -22,7 +23,7 @@ from sandbox_server.envd.connect import Call
 from sandbox_server.envd.filesystem import STREAMS
 from sandbox_server.templates import BuildState
 
-from .conftest import http
+from .conftest import NOBODY, http
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from sandbox_server.record import SandboxRecord
 
 
-@pytest.fixture(scope="module")
-def served(start: Callable[..., Server]) -> Iterator[Server]:
-    server = start("bubblewrap")
+@pytest.fixture(scope="module", params=["root", "nobody"])
+def served(start: Callable[..., Server], request: pytest.FixtureRequest) -> Iterator[Server]:
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("only root can start a server as root")
+    nobody = request.param == "nobody" and os.geteuid() == 0
+    server = start("bubblewrap", uid=NOBODY if nobody else None)
     yield server
     server.kill_all()
 

@@ -107,6 +107,31 @@ def test_more_connections_than_there_is_room_for_do_not_stop_the_server(
     server.stop()
 
 
+def test_one_address_has_a_share_of_the_connections_and_of_the_log(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    server = start(
+        prelude="import os\n"
+        f"os.dup2(os.open({str(log)!r}, os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)\n"
+        "from sandbox_server import limited_http\n"
+        "limited_http.is_loopback = lambda host: False\n"  # so that this peer is counted
+        "limited_http.limits.connections_per_peer = 4\n"
+    )
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(_connect(server)) for _ in range(4)]
+        for _ in range(100):
+            with _connect(server) as refused:
+                assert _closed(refused)
+        lines = log.read_text().splitlines()
+        assert 1 <= len(lines) <= 2 + (time.monotonic() - begun)
+        assert all("too many" in line for line in lines)
+        peers[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert peers[0].recv(12) == b"HTTP/1.1 200"
+    server.stop()
+
+
 def _resident_kb(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):

@@ -21,6 +21,14 @@ __all__ = ["CommandFor", "ZygoteLink"]
 
 _START_TIMEOUT_S = 60.0  # with what it imports beforehand
 _END_TIMEOUT_S = 10.0
+# The kernel takes sandboxes before other processes when memory ends. With CAP_SYS_RESOURCE, it also
+# keeps their programs from lowering their score below this.
+_LEAST_BADNESS = 500
+_RAISE_BADNESS = (
+    "read own </proc/self/oom_score_adj && "
+    f"[ $own -ge {_LEAST_BADNESS} ] || echo {_LEAST_BADNESS} >/proc/self/oom_score_adj\n"
+    'exec "$@"'
+)
 
 CommandFor = Callable[[int], Sequence[str]]
 
@@ -53,7 +61,7 @@ class ZygoteLink:
                 # Not asyncio's way, for the parent has to be this thread: when that ends, the
                 # kernel ends the jail. It takes a few milliseconds, once.
                 process = subprocess.Popen(  # noqa: ASYNC220
-                    command(theirs.fileno()),
+                    ["/bin/sh", "-c", _RAISE_BADNESS, "sh", *command(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
@@ -63,7 +71,7 @@ class ZygoteLink:
                 )
             except OSError as error:
                 ours.close()
-                raise SandboxStartError(f"cannot start {command(0)[0]!r}: {error}") from error
+                raise SandboxStartError(f"cannot start /bin/sh: {error}") from error
             finally:
                 theirs.close()
             ours.setblocking(False)

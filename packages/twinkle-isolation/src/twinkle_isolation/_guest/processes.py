@@ -27,7 +27,9 @@ __all__ = ["Launch", "Process", "resize", "start"]
 _EXEC_TIMEOUT_S = 5.0
 _WAKE_INTERVAL_S = 0.02
 _LEAST_MOVED_FD = 64
-_BADNESS = b"1000"  # the kernel takes sandboxes before servers, programs before their supervisor
+# When memory ends, the kernel takes programs first, then their supervisor, then the zygote.
+_BADNESS = b"1000"
+_OWN_BADNESS = b"600"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class Launch:
         badness = None
         with contextlib.suppress(OSError):
             fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            if int(os.pread(fd, 16, 0)) < int(_OWN_BADNESS):
+                os.pwrite(fd, _OWN_BADNESS, 0)
             badness = (fd, os.pread(fd, 16, 0))
         return cls(
             root_namespace=root_namespace,
@@ -62,8 +66,8 @@ class Launch:
     def as_first_victim(self) -> Generator[None, None, None]:
         """Let the kernel choose what is forked in this block first when memory ends.
 
-        Raising the value takes no privilege. Neither does lowering it to 0 again: this protects
-        against accidents, the memory limit protects against programs that do that.
+        Raising the value takes no privilege. Neither does lowering it again, to what a host with
+        CAP_SYS_RESOURCE set for the zygote, else to 0: then the supervisor goes first, with all.
         """
         if self.badness is None:
             yield
