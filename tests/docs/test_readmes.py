@@ -52,3 +52,15 @@ def test_the_first_commands_of_the_readme_are_those_of_the_project() -> None:
     assert "pip install uv && uv run twinkle-rollout quickstart" in text
     assert "pip install uv && uv run nox" in text
     assert "pip install uv && uv run nox" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+
+def test_the_tests_that_security_names_are_there() -> None:
+    tests = {
+        f"{path.name}::{name}"
+        for folder in ("packages/twinkle-isolation", "services/sandbox_server")
+        for path in (ROOT / folder / "tests").glob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    named = set(re.findall(r"`(test_\w+\.py::\w+)`", (ROOT / "SECURITY.md").read_text("utf-8")))
+    assert len(named) > 30
+    assert named <= tests, named - tests
