@@ -1,4 +1,4 @@
-"""Where the other tests run as root, the boundaries are tried once more as a user without powers."""
+"""Where the other tests run as root, the boundaries are tried once more as an ordinary user."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def _interpreter(environment: dict[str, str]) -> str:
         except (OSError, subprocess.SubprocessError):
             continue
         return candidate
-    pytest.skip(f"user {_NOBODY} may run no {version} here, or not read {environment['PYTHONPATH']}")
+    pytest.skip(f"user {_NOBODY} may not run {version}, or not read {environment['PYTHONPATH']}")

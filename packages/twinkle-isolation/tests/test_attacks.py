@@ -133,7 +133,7 @@ async def test_no_program_is_spared_longer_than_the_host(victim: Sandbox) -> Non
         "print(int(score.read_text()), int(Path('/proc/1/oom_score_adj').read_text()))\n"
     )
     least, supervisor = map(int, (await victim.exec([*PYTHON, program])).stdout.split())
-    assert supervisor > max(500, int(Path("/proc/self/oom_score_adj").read_text()))
+    assert supervisor > 500
     if _may_set_a_least_score():  # else nothing keeps a program from 0; the supervisor goes first
         assert least == 500
 
