@@ -114,7 +114,7 @@ def bare_pyqwest(url: str) -> Batch:
     return lambda count: asyncio.run(batch(count))
 
 
-def ours(function: Any, **options: Any) -> Callable[[str], Batch]:
+def ours(function: Any, *, stream: bool = False, **options: Any) -> Callable[[str], Batch]:
     def make(url: str) -> Batch:
         from twinkle_agentic.protocol import OpenAI
         from twinkle_agentic.rollout import APIMultiTurnRollout
@@ -126,7 +126,8 @@ def ours(function: Any, **options: Any) -> Callable[[str], Batch]:
         rollout = APIMultiTurnRollout(api, max_turns=8, concurrency=None, **options)
 
         def batch(count: int) -> None:
-            outs: Any = rollout([prompt() for _ in range(count)])  # type: ignore[misc]
+            given: Any = [prompt() for _ in range(count)]
+            outs: Any = list(rollout.stream(given)) if stream else rollout(given)
             assert all(out["stop_reason"] == "stop" for out in outs), outs[0]
 
         return batch
@@ -134,7 +135,7 @@ def ours(function: Any, **options: Any) -> Callable[[str], Batch]:
     return make
 
 
-def ours_env(url: str) -> Batch:
+def ours_env(url: str, **options: Any) -> Batch:
     from twinkle_agentic.envs.base import Env, StepResult
 
     class Echo(Env):
@@ -156,7 +157,11 @@ def ours_env(url: str) -> Batch:
     async def factory(trajectory: Any) -> Env:
         return Echo()
 
-    return ours(None, env_factory=factory)(url)
+    return ours(None, env_factory=factory, **options)(url)
+
+
+def ours_stream(url: str) -> Batch:
+    return ours_env(url, stream=True)
 
 
 def kit(threads: int) -> Callable[[str], Batch]:
@@ -192,6 +197,7 @@ CLIENTS: dict[str, Callable[[str], Batch]] = {
     "rollout, coroutine tool": ours(aecho),
     "rollout, plain function as tool": ours(echo),
     "rollout, env per trajectory": ours_env,
+    "rollout, env per trajectory, streamed": ours_stream,
     "twinkle-kit, 64 threads": kit(64),
     "twinkle-kit, 512 threads": kit(512),
 }

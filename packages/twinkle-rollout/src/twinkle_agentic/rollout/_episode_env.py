@@ -7,7 +7,7 @@ import contextvars
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, cast
@@ -96,6 +96,8 @@ class EpisodeEnv:
         self._trajectory = trajectory
         self._env: Any = None
         self._first: StepResult | None = None
+        self._under_way: Future[Any] | asyncio.Future[Any] | None = None
+        self._cancelled = False
         self.close_error: str | None = None
         self.timing = {"reset": 0.0, "evaluate": 0.0, "close": 0.0}
 
@@ -129,9 +131,14 @@ class EpisodeEnv:
             self.timing["reset"] += time.monotonic() - started
 
     async def _make(self, timeout_s: float | None) -> None:
-        env = await _make_env(
-            self._plan.factory, self._trajectory, timeout_s=timeout_s, keep=self._keep
-        )
+        factory = self._plan.factory
+        native = inspect.iscoroutinefunction(factory)
+        env = await self._run(factory, self._trajectory, timeout_s, native=native)
+        if inspect.isawaitable(env):
+            made = env
+            env = await self._run(lambda _: made, self._trajectory, timeout_s, native=True)
+        if not _is_env(env):
+            raise EnvError(f"env_factory must return an env, found {env!r}")
         if id(env) in self._plan.threads.live_envs:
             raise EnvError(
                 "env_factory returned an env that another trajectory is using: make one per "
@@ -140,16 +147,52 @@ class EpisodeEnv:
         self._plan.threads.live_envs.add(id(env))
         self._env = env
 
-    def _keep(self, env: Any) -> None:
-        self._env = env
-
     async def _begin(self, left_s: Callable[[], float | None]) -> Toolbox:
         env = self._env
-        self._first = await _reset_env(env, self._trajectory, timeout_s=left_s())
+        native = _has_native(env, "areset")
+        reset = env.areset if native else env.reset
+        self._first = _first(await self._run(reset, self._trajectory, left_s(), native=native))
         use_pool(self._plan.threads.step)
         step_s = self._plan.limits.tool_timeout_s
         tools = await bounded(run_blocking(EnvTool.from_env, env, timeout_s=step_s), left_s())
         return Toolbox(ToolManager(tools, timeout_s=step_s))
+
+    async def _run(
+        self,
+        method: Callable[[Any], Any],
+        trajectory: Mapping[str, Any],
+        timeout_s: float | None,
+        *,
+        native: bool,
+    ) -> Any:
+        """Make or reset the env in limited time; `close` deals with what comes too late.
+
+        Raises:
+            EnvTimeoutError: No result within the limit.
+            Exception: Whatever the method raised.
+        """
+        pool = current_pool()
+        given = dict(trajectory)
+        call: Any = asyncio.ensure_future(_await(method(given))) if native else None
+        if call is None:
+            call = pool.submit(method, given)
+        self._under_way = call
+        try:
+            result = await bounded(call if native else asyncio.wrap_future(call), timeout_s)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            ended = call.done() and not call.cancelled()
+            if ended and call.exception() is error:
+                raise  # its own
+            self._cancelled = isinstance(error, asyncio.CancelledError)
+            if not native:
+                pool.abandon(call)
+            if self._cancelled:
+                raise
+            what = "reset" if self._env is not None else "env_factory"
+            limit = f"{what} gave no result within {timeout_s or 0:g} s"
+            raise EnvTimeoutError(limit) from error
+        self._under_way = None
+        return result
 
     def ended_by_reset(self) -> tuple[StopReason, Failure | None] | None:
         """Return why the episode is over already after `reset`; `None` where it has begun."""
@@ -179,24 +222,33 @@ class EpisodeEnv:
             Exception: Whatever `evaluate` raised.
         """
         started = time.monotonic()
+        limit_s = self._plan.limits.evaluate_timeout_s
         try:
-            timeout_s = self._plan.limits.evaluate_timeout_s
-            return await _score_env(self._env, trajectory, timeout_s=timeout_s)
+            return _score(await bounded(_evaluate(self._env, [dict(trajectory)]), limit_s))
+        except TimeoutError as error:
+            if str(error):
+                raise  # its own
+            raise EnvTimeoutError(f"evaluate gave no result within {limit_s or 0:g} s") from error
         finally:
             self.timing["evaluate"] += time.monotonic() - started
 
     async def close(self) -> None:
         """Close the env, if there is one; idempotent. A cancellation does not cut it short."""
         env, self._env = self._env, None
-        if env is None:
+        under_way, self._under_way = self._under_way, None
+        if env is None and under_way is None:
             return
         started = time.monotonic()
+        limits, pool = self._plan.limits, self._plan.threads.close
+        wait_s = _UNDER_WAY_S if self._cancelled else 0.0
+        closing = _close_when_there(env, under_way, wait_s)
         try:
-            timeout_s = self._plan.limits.close_timeout_s
-            self.close_error = await _close_env(env, self._plan.threads.close, timeout_s=timeout_s)
+            self.close_error = await _shielded(closing, pool, limits.close_timeout_s, wait_s)
         finally:
             self._plan.threads.live_envs.discard(id(env))
             self.timing["close"] += time.monotonic() - started
+        if self.close_error is not None:
+            logger.warning("env %s: %s", type(env).__name__, self.close_error)
 
 
 async def _wait_for_slot(env: Any) -> float:
@@ -206,77 +258,6 @@ async def _wait_for_slot(env: Any) -> float:
     started = time.monotonic()
     await env.aacquire()
     return time.monotonic() - started
-
-
-async def _make_env(
-    factory: EnvFactory,
-    trajectory: Mapping[str, Any],
-    *,
-    timeout_s: float | None,
-    keep: Callable[[Any], None],
-) -> Any:
-    """Make the env of one trajectory.
-
-    One that arrives after the time limit is closed at once. When cancelled, the caller waits 5 s
-    for one that is under way, since the program may end with it.
-
-    Args:
-        factory: Plain, then run in a thread, or a coroutine function.
-        trajectory: For the factory.
-        timeout_s: When to give up.
-        keep: Takes an env that arrived although the caller is cancelled, to be closed by it.
-
-    Raises:
-        EnvTimeoutError: None within the limit.
-        EnvError: The factory returned something that cannot be stepped.
-        Exception: Whatever the factory raised.
-    """
-    given = dict(trajectory)
-    if inspect.iscoroutinefunction(factory):
-        made: Any = await _within(
-            factory(given), timeout_s, "env_factory", late=_close_late, keep=keep
-        )
-    else:
-        made = await _blocking(
-            factory, given, timeout_s=timeout_s, what="env_factory", late=_close_late, keep=keep
-        )
-        if inspect.isawaitable(made):
-            made = await _within(made, timeout_s, "env_factory", late=_close_late, keep=keep)
-    if isinstance(made, type) or not callable(getattr(made, "step", None)):
-        raise EnvError(f"env_factory must return an env, found {made!r}")
-    return made
-
-
-async def _reset_env(
-    env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None
-) -> StepResult | None:
-    """Reset the env and return the first result, put right like that of a step.
-
-    After a cancellation a blocking reset that is under way is waited for, for 5 s.
-
-    Raises:
-        EnvTimeoutError: No result within the limit. A blocking `reset` that returns later is
-            followed by a `close`.
-        EnvError: What it returned is neither a result nor `None`, a coroutine for instance.
-        Exception: Whatever `reset` raised.
-    """
-    given = dict(trajectory)
-
-    def close_again(_: Any) -> None:
-        _close_late(env)
-
-    if _has_native(env, "areset"):
-        return _first(await _within(env.areset(given), timeout_s, "reset", late=close_again))
-    future = current_pool().submit(env.reset, given)
-    try:
-        return _first(await _finished(future, timeout_s=timeout_s, what="reset"))
-    except (EnvTimeoutError, asyncio.CancelledError) as error:
-        # It may yet open what the close that follows here cannot see.
-        if isinstance(error, asyncio.CancelledError):
-            await ended(future, _UNDER_WAY_S)
-        if not future.done():
-            _when_late(future, close_again)
-        raise
 
 
 def _first(result: Any) -> StepResult | None:
@@ -292,19 +273,21 @@ def _first(result: Any) -> StepResult | None:
     return as_step_result(StepResult(result.observation, 0.0, getattr(result, "done", False), info))
 
 
-async def _score_env(env: Any, trajectory: Mapping[str, Any], *, timeout_s: float | None) -> float:
-    """Let the env score its finished trajectory.
+async def _evaluate(env: Any, trajectories: list[dict[str, Any]]) -> Any:
+    try:
+        if hasattr(env, "aevaluate"):
+            return await env.aevaluate(trajectories)
+        return await run_blocking(env.evaluate, trajectories)
+    except TimeoutError as error:  # its own, not the limit of the wait
+        raise EnvTimeoutError(f"evaluate raised {describe_error(error)}") from error
+
+
+def _score(scores: Any) -> float:
+    """Return the one finite number that `evaluate` must give.
 
     Raises:
-        EnvTimeoutError: No score within the limit.
-        EnvError: Not exactly one finite number came back.
-        Exception: Whatever `evaluate` raised.
+        EnvError: Something else came back.
     """
-    given = [dict(trajectory)]
-    if hasattr(env, "aevaluate"):
-        scores = await _within(env.aevaluate(given), timeout_s, "evaluate")
-    else:
-        scores = await _blocking(env.evaluate, given, timeout_s=timeout_s, what="evaluate")
     given_scores: Any = scores.tolist() if hasattr(scores, "tolist") else scores
     if not isinstance(given_scores, (list, tuple)) or len(cast("list[Any]", given_scores)) != 1:
         raise EnvError(f"evaluate must return one number per trajectory, found {scores!r}")
@@ -330,20 +313,24 @@ def _add_observation(
         last["content"] = f"{content}\n\n{observation}" if content else observation
 
 
-async def _close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | None:
-    """Close the env; a cancellation of the caller meanwhile does not cut it short.
+async def _shielded(
+    closing: Coroutine[Any, Any, None], pool: ThreadPool, timeout_s: float, wait_s: float
+) -> str | None:
+    """Run the closing of an env to its end, though the caller is cancelled meanwhile.
 
     Args:
-        env: The env.
+        closing: It.
         pool: For a blocking `close`, so that it never queues behind steps.
         timeout_s: When to give up.
+        wait_s: What it may take longer, for what was under way.
 
     Returns:
         `None`, or why the env may still be open.
     """
     context = contextvars.copy_context()
     context.run(use_pool, pool)
-    task = asyncio.get_running_loop().create_task(bounded(_close(env), timeout_s), context=context)
+    work = bounded(closing, timeout_s + wait_s)
+    task = asyncio.get_running_loop().create_task(work, context=context)
     cancelled = False
     while not task.done():
         try:
@@ -357,11 +344,42 @@ async def _close_env(env: Any, pool: ThreadPool, *, timeout_s: float) -> str | N
         problem = f"close did not return within {timeout_s:g} s"
     except Exception as error:
         problem = f"close raised {describe_error(error)}"
-    if problem is not None:
-        logger.warning("env %s: %s", type(env).__name__, problem)
     if cancelled:
         raise asyncio.CancelledError
     return problem
+
+
+async def _close_when_there(env: Any, under_way: Any, wait_s: float) -> None:
+    """Close an env; what a call that is under way still brings is closed when it comes.
+
+    Args:
+        env: `None` where it is still being made.
+        under_way: The call that makes or resets it, given up; `None` where none is.
+        wait_s: How long to wait for that first, since the program may end afterwards.
+    """
+    if under_way is not None:
+        if wait_s and isinstance(under_way, Future):
+            await ended(cast("Future[Any]", under_way), wait_s)
+        env = _close_after(under_way, env)
+    if env is not None:
+        await _close(env)
+
+
+def _close_after(under_way: Any, env: Any) -> Any:
+    """Return the env to close now, and have it closed (again) when a call ends later."""
+
+    def arrived(call: Any) -> None:
+        made = None if call.cancelled() or call.exception() is not None else call.result()
+        late = made if env is None else env
+        if _is_env(late):
+            _close_late(late)
+
+    if not under_way.done():
+        under_way.add_done_callback(arrived)
+        return env
+    if env is None and not under_way.cancelled() and under_way.exception() is None:
+        env = under_way.result()
+    return env if _is_env(env) else None
 
 
 async def _close(env: Any) -> None:
@@ -382,77 +400,12 @@ def _has_native(env: Any, name: str) -> bool:
     return inspect.unwrap(method) is not inspect.unwrap(getattr(Env, name))
 
 
-async def _within(
-    work: Any,
-    timeout_s: float | None,
-    what: str,
-    *,
-    late: Callable[[Any], None] | None = None,
-    keep: Callable[[Any], None] | None = None,
-) -> Any:
-    task = asyncio.ensure_future(work)
-    try:
-        return await bounded(task, timeout_s)
-    except TimeoutError as error:
-        if task.done() and not task.cancelled() and task.exception() is error:
-            raise  # its own
-        _when_late(task, late)
-        raise EnvTimeoutError(f"{what} gave no result within {timeout_s or 0:g} s") from error
-    except asyncio.CancelledError:
-        _when_late(task, (keep or late) if task.done() else late)
-        raise
+async def _await(work: Any) -> Any:
+    return await work
 
 
-async def _blocking(
-    function: Callable[..., Any],
-    argument: Any,
-    *,
-    timeout_s: float | None,
-    what: str,
-    late: Callable[[Any], None] | None = None,
-    keep: Callable[[Any], None] | None = None,
-) -> Any:
-    future = current_pool().submit(function, argument)
-    try:
-        return await _finished(future, timeout_s=timeout_s, what=what)
-    except (EnvTimeoutError, asyncio.CancelledError) as error:
-        if keep is not None and isinstance(error, asyncio.CancelledError):
-            await ended(future, _UNDER_WAY_S)
-            late = keep if future.done() else late
-        _when_late(future, late)
-        raise
-
-
-async def _finished(future: Future[Any], *, timeout_s: float | None, what: str) -> Any:
-    """Await a call in the current pool; give it up at the limit or when cancelled."""
-    try:
-        return await bounded(asyncio.wrap_future(future), timeout_s)
-    except TimeoutError as error:
-        if future.done() and not future.cancelled():
-            raise  # its own
-        current_pool().abandon(future)
-        raise EnvTimeoutError(f"{what} gave no result within {timeout_s or 0:g} s") from error
-    except asyncio.CancelledError:
-        current_pool().abandon(future)
-        raise
-
-
-def _when_late(
-    future: Future[Any] | asyncio.Future[Any], late: Callable[[Any], None] | None
-) -> None:
-    """Hand over a result that is no longer awaited, once it comes."""
-    if late is None:
-        return
-    hand_over = late
-
-    def arrived(done: Any) -> None:
-        if not done.cancelled() and done.exception() is None:
-            hand_over(done.result())
-
-    if future.done():
-        arrived(future)  # a future of asyncio would tell in the loop's next round
-    else:
-        cast("Any", future).add_done_callback(arrived)
+def _is_env(value: Any) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "step", None))
 
 
 def _close_late(env: Any) -> None:
@@ -465,9 +418,8 @@ def _close_late(env: Any) -> None:
         except Exception:
             logger.warning("an env that came too late could not be closed", exc_info=True)
 
-    if callable(getattr(env, "step", None)):
-        # In a thread of its own: this may be the event loop, which a blocking close must not hold.
-        _late_closers.submit(close)
+    # In a thread of its own: this may be the event loop, which a blocking close must not hold.
+    _late_closers.submit(close)
 
 
 _late_closers = ThreadPool(max_threads=32)
