@@ -20,6 +20,7 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
@@ -50,6 +51,8 @@ def server(command: list[str]) -> Generator[tuple[str, int, float]]:
                 break
         if not address:
             raise RuntimeError("the server ended before it listened")
+        # It would stop at a full pipe: OpenEnv's server prints each step.
+        threading.Thread(target=process.stdout.read, daemon=True).start()
         yield f"ws://{address}/ws", process.pid, time.perf_counter() - begun
     finally:
         process.terminate()
