@@ -6,6 +6,8 @@ Each is a solution and the tests it meets. `F` is the usual task: `f(x)` is `x *
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ["CORRECT", "FORGERIES"]
 
 F = "assert f(2) == 4\nassert f(3) == 9\n"
@@ -261,6 +263,7 @@ FORGERIES: dict[str, tuple[str, str]] = {
     ),
 }
 
+C_DEPTH = 4000 if sys.version_info < (3, 12) else 200  # later ones bound calls through C
 CORRECT: dict[str, tuple[str, str]] = {
     "tests that bind names in odd ways": (
         "def f(x): return x * x",
@@ -339,7 +342,7 @@ CORRECT: dict[str, tuple[str, str]] = {
     "cached recursion": (
         "import sys, functools\nsys.setrecursionlimit(20_000)\n@functools.lru_cache(None)\n"
         "def s(n): return n + s(n - 1) if n else 0",
-        "assert s(4000) == 8002000",
+        f"assert s({C_DEPTH}) == {C_DEPTH * (C_DEPTH + 1) // 2}",
     ),
     "a million steps": (
         "def f(x):\n    n = 0\n    for _ in range(1_000_000): n += 1\n    return x * x",

@@ -32,6 +32,6 @@ def test_a_sandbox_shares_the_processor_as_one_whatever_it_starts() -> None:
         finally:
             program.kill()
     assert files.pop("pids.max") == "9"
-    assert files in ({"cpu.shares": "102"}, {"cpu.weight": "10"})
+    assert files in ({"cpu.shares": "1024"}, {"cpu.weight": "100"})
     lease.remove()
     assert not [directory for directory in lease.directories if directory.exists()]

@@ -15,10 +15,6 @@ __all__ = ["CgroupLease", "Cgroups"]
 
 _PREFIX = "twinkle"
 _REMOVE_TRIES = 50
-# A sandbox's part of a busy processor, however many threads it runs: a tenth of what a process of
-# the host has, so that a server answers while its sandboxes compute.
-_CPU_WEIGHT = 10
-_CPU_SHARES = 102
 
 
 class CgroupLease:
@@ -83,6 +79,8 @@ class Cgroups:
         """Make the groups of one sandbox; `None` when there are none here.
 
         A tmpfs belongs to the memory of whoever writes it, so the memory limit includes the disk's.
+        In a group of `cpu` a sandbox shares the processors as one process of the host does, however
+        many threads it runs.
         """
         if not self.version:
             return None
@@ -99,10 +97,6 @@ class Cgroups:
             (self._parents["memory"] / name / memory_file).write_text(str(memory))
             # One for the supervisor, one for the process that forks it.
             (self._parents["pids"] / name / "pids.max").write_text(str(limits.processes + 2))
-            if "cpu" in self._parents:
-                cpu_file = "cpu.weight" if self.version == "v2" else "cpu.shares"
-                value = _CPU_WEIGHT if self.version == "v2" else _CPU_SHARES
-                (self._parents["cpu"] / name / cpu_file).write_text(str(value))
             with contextlib.suppress(OSError):
                 swap = "memory.swap.max" if self.version == "v2" else "memory.memsw.limit_in_bytes"
                 value = "0" if self.version == "v2" else str(memory)
