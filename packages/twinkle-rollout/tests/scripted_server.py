@@ -146,6 +146,9 @@ async def play(model: str, body: dict[str, Any], request: web.Request) -> web.St
             return ok(reply("no", [call('{"text": "cu')], "content_filter"))
         case "gives_up":  # gives_up:REASON gives the turn up in the middle of a call
             return ok(reply("hal", [call('{"text": "cu')], detail))
+        case "no_tools":  # as vLLM without a parser
+            needs = "requires --enable-auto-tool-choice and --tool-call-parser to be set"
+            return failing(400, {"message": f'"auto" tool choice {needs}'})
         case "as_text":
             return ok(reply('<tool_call>{"name": "echo"}</tool_call>'))
         case "extras":

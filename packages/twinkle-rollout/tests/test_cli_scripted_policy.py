@@ -12,11 +12,12 @@ from twinkle_agentic.rollout.cli.tasks import read_tasks
 
 def attempts(prompt: str) -> list[str | None]:
     """Play a conversation in which every attempt fails, up to four turns."""
-    policy = ScriptedPolicy.packaged()
+    policy = ScriptedPolicy.from_file()
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     codes: list[str | None] = []
     for _ in range(4):
         message = policy.reply(messages)
+        assert message is not None
         calls = message.get("tool_calls")
         if not calls:
             codes.append(None)
@@ -49,15 +50,25 @@ def test_tasks_are_solved_at_once_after_a_failure_or_never() -> None:
     assert outcomes == {"at once": 19, "later": 8, "never": 5}
 
 
-def test_an_unknown_task_is_answered_without_a_call() -> None:
-    message = ScriptedPolicy.packaged().reply([{"role": "user", "content": "What is love?"}])
-    assert "tool_calls" not in message
+def test_a_script_of_messages_is_said_one_after_the_other() -> None:
+    policy = ScriptedPolicy({"my number": [{"content": "7"}, {"content": "8"}]})
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Guess my number."}]
+    first: Any = policy.reply(messages)
+    assert first == {"role": "assistant", "content": "7"}
+    messages += [first, {"role": "user", "content": "no"}]
+    second: Any = policy.reply(messages)
+    assert second == {"role": "assistant", "content": "8"}
+    assert policy.reply([*messages, second]) is None
+    assert policy.reply([{"role": "user", "content": "What is love?"}]) is None
 
 
 def test_without_a_tool_to_submit_with_the_first_attempt_is_run() -> None:
-    policy = ScriptedPolicy.packaged()
+    policy = ScriptedPolicy.from_file()
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Write a function `add(a, b)`."}]
     message = policy.reply(messages, tool="run_python")
+    assert message is not None
     assert message["tool_calls"][0]["function"]["name"] == "run_python"
     messages += [message, {"role": "tool", "content": ""}]
-    assert "tool_calls" not in policy.reply(messages, tool="run_python")
+    last = policy.reply(messages, tool="run_python")
+    assert last is not None
+    assert "tool_calls" not in last

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,10 +16,18 @@ from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.progress import make_progress
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
-from twinkle_agentic.rollout.cli.summary import print_summary, print_table, unscored
+from twinkle_agentic.rollout.cli.server_wait import SameFailures, Servers, StoppedError, defect_of
+from twinkle_agentic.rollout.cli.summary import (
+    print_summary,
+    print_table,
+    trainable_turns,
+    unscored,
+)
 from twinkle_agentic.tools.types import Trajectory
 
 __all__ = ["execute"]
+
+_MAX_PLAYED = 3  # how often an episode is played whose server went away
 
 
 def execute(
@@ -28,6 +37,8 @@ def execute(
     api: OpenAI,
     env_factory: Callable[[Trajectory], Env],
     output: RunOutput,
+    servers: Servers | None = None,
+    max_same_failures: int = 0,
     **rollout_options: Any,
 ) -> int:
     """Roll out all tasks, write and show what came of them.
@@ -38,10 +49,13 @@ def execute(
         api: The model endpoint.
         env_factory: Makes the env of one trajectory.
         output: Entered.
+        servers: Waited for where they go away.
+        max_same_failures: As for `SameFailures`.
         **rollout_options: As for `APIMultiTurnRollout`.
 
     Returns:
-        The exit code: 0 where every trajectory has a reward and is written, else 1.
+        The exit code: 0 where every trajectory has a reward (and where asked for tokens that can be
+        trained on) and is written, else 1.
     """
     start = time.monotonic()
     left = output.left(tasks)
@@ -50,47 +64,103 @@ def execute(
         console.print(f"{kept} of {len(tasks)} trajectories are kept from the earlier run")
     if output.warning is not None:
         _to_stderr(f"[yellow]warning:[/] {escape(output.warning)}")
+    rollout = APIMultiTurnRollout(
+        api=api, env_factory=env_factory, trace_dir=str(output.traces), **rollout_options
+    )
+    stopped: str | None = None
+    fresh: dict[str, Any] = {}
     with make_progress(console, len(left)) as progress:
-
-        def on_done(trajectory: Any) -> None:
-            output.add(trajectory)
-            progress.add(scored=trajectory.get("reward") is not None)
-
-        rollout = APIMultiTurnRollout(
-            api=api,
-            env_factory=env_factory,
-            trace_dir=str(output.traces),
-            on_done=on_done,
-            **rollout_options,
-        )
-        trajectories = output.whole(tasks, rollout(left))
-    unwritten = _finish(output, trajectories)
+        try:
+            for row in _finished(rollout, left, output, servers, max_same_failures):
+                fresh[str(row["id"])] = row
+                progress.add(scored=row.get("reward") is not None)
+        except StoppedError as error:
+            stopped = str(error)
+    trajectories = [row for task in tasks if (row := output.result(task, fresh)) is not None]
+    unwritten = None if stopped else _write(output, trajectories)
     print_table(console, trajectories)
     print_summary(console, trajectories, time.monotonic() - start)
-    if unwritten is None:
+    missing = unscored(trajectories)
+    if missing and not stopped:
+        again = "; `run --resume` plays them again" if output.resumable else ""
+        console.print(
+            f"[yellow]{missing} of {len(trajectories)} trajectories have no reward: an "
+            f"infrastructure failure is not a score of 0. The column `error` says why{again}.[/]"
+        )
+    if stopped:
+        _to_stderr(
+            f"[red]stopped:[/] {escape(stopped)}. {len(tasks) - len(trajectories)} of {len(tasks)} "
+            f"episodes were not played; `run --resume` goes on with {escape(str(output.part))}"
+        )
+    elif unwritten is not None:
+        _to_stderr(f"[red]error:[/] {escape(unwritten)}")
+    else:
         console.print(
             f"trajectories: {output.path}\ntraces:       {output.traces}\n"
             f"look at them: twinkle-rollout report {output.folder} --open",
             soft_wrap=True,
             markup=False,
         )
-    missing = unscored(trajectories)
-    if missing:
-        again = "; `run --resume` plays them again" if output.resumable else ""
-        console.print(
-            f"[yellow]{missing} of {len(trajectories)} trajectories have no reward: an "
-            f"infrastructure failure is not a score of 0. The column `error` says why{again}.[/]"
-        )
-    if unwritten is not None:
-        _to_stderr(f"[red]error:[/] {escape(unwritten)}")
-    return EXIT_FAILED if missing or unwritten is not None else 0
+    trained, turns = trainable_turns(trajectories)
+    failed = bool(missing or stopped or unwritten) or trained < turns
+    return EXIT_FAILED if failed else 0
+
+
+def _finished(
+    rollout: APIMultiTurnRollout,
+    tasks: Sequence[Trajectory],
+    output: RunOutput,
+    servers: Servers | None,
+    max_same_failures: int,
+) -> Iterator[Any]:
+    """Yield each trajectory once it has ended for good.
+
+    Raises:
+        StoppedError: The run makes no sense any more; what runs is cancelled.
+    """
+    by_id = {str(dict(task)["id"]): task for task in tasks}
+    played = Counter[str]()
+    away: set[str] = set()  # in flight when a server went away
+    left = len(tasks)
+    same = SameFailures(max_same_failures)
+
+    def inputs() -> Iterator[Trajectory]:
+        for name, task in by_id.items():
+            played[name] += 1
+            yield task
+
+    def keep(row: Any) -> None:
+        # At once, so that a kill loses nothing; what has failed may be played again.
+        if row.get("reward") is not None and defect_of(row) is None:
+            output.add(row)
+
+    if not tasks:
+        return
+    ended: set[str] = set()
+    with rollout.stream(inputs(), hold_open=True, on_done=keep) as stream:
+        for row in stream:
+            name = str(dict(row)["id"])
+            lost = row.get("reward") is None and row.get("retryable")
+            if lost and servers is not None and servers.wait():
+                away = set(played) - ended
+            if lost and name in away and played[name] < _MAX_PLAYED:
+                away.discard(name)
+                played[name] += 1
+                stream.submit(by_id[name])
+                continue
+            ended.add(name)
+            yield row
+            same.add(row)
+            left -= 1
+            if not left:
+                stream.finish()
 
 
 def _to_stderr(line: str) -> None:
     Console(stderr=True, emoji=False).print(line, soft_wrap=True)
 
 
-def _finish(output: RunOutput, trajectories: Sequence[Any]) -> str | None:
+def _write(output: RunOutput, trajectories: Sequence[Any]) -> str | None:
     """Write the results; return why they cannot be written, for what came of them can be shown."""
     try:
         output.finish(trajectories)

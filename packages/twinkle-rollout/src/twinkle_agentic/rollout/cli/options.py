@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
+import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 from rich.console import Console
+
+from twinkle_agentic.protocol._fields import items_of
 
 __all__ = ["Concurrency", "RunFolder", "RunIds", "RunOptions", "as_parameters", "seconds"]
 
@@ -20,6 +25,50 @@ def _finite(value: float | None) -> float | None:
     if value is not None and not value <= _LONGEST_S:
         raise typer.BadParameter(f"{value:g} is not in the range x<={_LONGEST_S:g}")
     return value
+
+
+def _json_object(value: str | None) -> str | None:
+    try:
+        found = json.loads(value or "{}")
+    except ValueError as error:
+        raise typer.BadParameter(f"it is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"it must be a JSON object, found {value!r:.80}")
+    return value
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take options that are not given otherwise from a TOML file; click checks their values."""
+    if path is None:
+        return None
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path}: {error}") from error
+    known = {field.name: field.type for field in fields(RunOptions) if field.name != "config"}
+    defaults: dict[str, Any] = {}
+    for key, value in found.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else ""
+            raise typer.BadParameter(f"{path}: {key!r} is no option of `run`{hint}")
+        several = "list[str]" in str(known[name])
+        if isinstance(value, dict):
+            value = json.dumps(value)
+        if isinstance(value, list) != several and not (several and isinstance(value, str)):
+            kind = "a list of texts" if several else "a single value"
+            raise typer.BadParameter(f"{path}: {key!r} must be {kind}, found {value!r:.80}")
+        # As text, so that what is no whole number, say, is not taken for one.
+        items = items_of(cast("object", value)) or [value]
+        texts = [_toml_text(item) for item in items]
+        defaults[name] = texts if several else texts[0]
+    context.default_map = defaults
+    return path
+
+
+def _toml_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _number(help: str, *, metavar: str, at_least: float, panel: str | None = None) -> Any:
@@ -87,6 +136,33 @@ class RunOptions:
     temperature: Annotated[
         float, _number("Sampling temperature.", metavar="X", at_least=0.0, panel=_MODEL)
     ] = 1.0
+    top_p: Annotated[
+        float, _number("Nucleus sampling, in (0, 1].", metavar="X", at_least=0.0, panel=_MODEL)
+    ] = 1.0
+    stop: Annotated[
+        list[str] | None, _text("Text that ends a turn; repeat it for several.", panel=_MODEL)
+    ] = None
+    tool_choice: Annotated[
+        str | None,
+        _text("auto, required, none, or the name of the tool to call.", panel=_MODEL),
+    ] = None
+    extra_body: Annotated[
+        str | None,
+        _text(
+            'A JSON object of further fields of each request, such as {"top_k": 20}.',
+            panel=_MODEL,
+            callback=_json_object,
+        ),
+    ] = None
+    probe: Annotated[
+        bool,
+        _text(
+            "Ask the model for one turn with a tool first, and refuse to start where the endpoint "
+            "cannot serve it.",
+            "--probe/--no-probe",
+            panel=_MODEL,
+        ),
+    ] = True
     tokens: Annotated[
         bool,
         _text(
@@ -116,6 +192,31 @@ class RunOptions:
     step_timeout_s: Annotated[
         float, seconds("Limit of one step on the OpenEnv server.", panel=_LIMITS)
     ] = 120.0
+    tool_timeout_s: Annotated[float, seconds("Limit of one tool call.", panel=_LIMITS)] = 600.0
+    reset_timeout_s: Annotated[
+        float, seconds("Limit of making and resetting an env.", panel=_LIMITS)
+    ] = 600.0
+    evaluate_timeout_s: Annotated[float, seconds("Limit of scoring an episode.", panel=_LIMITS)] = (
+        600.0
+    )
+    wait_for_server_s: Annotated[
+        float,
+        seconds(
+            "How long to wait for a server that stops answering, before the run stops; the "
+            "episodes it took with it are played again. 0: do not wait, fail them.",
+            at_least=0.0,
+            panel=_LIMITS,
+        ),
+    ] = 300.0
+    max_same_failures: Annotated[
+        int,
+        typer.Option(
+            help="Stop after so many equal failures in a row that no retry mends. 0: never.",
+            min=0,
+            metavar="N",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 8
     out: Annotated[Path, typer.Option(help="Output folder.", rich_help_panel=_OUTPUT)] = Path(
         "runs/latest"
     )
@@ -131,6 +232,51 @@ class RunOptions:
             panel=_OUTPUT,
         ),
     ] = False
+    dry_run: Annotated[
+        bool,
+        _text(
+            "Check everything, play the first task once and print it; write nothing.",
+            "--dry-run",
+            panel=_OUTPUT,
+        ),
+    ] = False
+    config: Annotated[
+        Path | None,
+        _text(
+            "A TOML file with any of these options (max_turns = 20). The command line comes "
+            "first, then environment variables, then the file. A run leaves its own as "
+            "config.toml in --out.",
+            panel=_OUTPUT,
+            is_eager=True,
+            callback=_read_config,
+        ),
+    ] = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is added to each request."""
+        body: dict[str, Any] = {"return_token_ids": True} if self.tokens else {}
+        if self.tool_choice in ("auto", "required", "none"):
+            body["tool_choice"] = self.tool_choice
+        elif self.tool_choice:
+            body["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice}}
+        return {**body, **json.loads(self.extra_body or "{}")}
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what describes the run, as JSON values; without its key."""
+        skipped = ("api_key", "config", "dry_run", "overwrite", "resume")
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
+        return {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
+
+    def to_toml(self) -> str:
+        """Return a file for `--config` that gives these options again."""
+        # A text, number, flag or list in JSON is one in TOML, but for the character DEL.
+        lines = [
+            f"{name} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
+            for name, value in self.recorded().items()
+            if value is not None
+        ]
+        return "".join(lines)
 
     @property
     def base_urls(self) -> list[str]:

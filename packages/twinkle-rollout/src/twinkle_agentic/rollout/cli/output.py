@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from twinkle_agentic.rollout._files import whole_file
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.cli.run_record import RunRecord, scored_rows, trace_names
 from twinkle_agentic.rollout.export import json_line, write_jsonl
@@ -79,7 +80,7 @@ class RunOutput:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            self.kept = self._look_at_earlier()
+            self.kept = self.check()
             self._take_over()
             self._file = self.part.open("ab", buffering=0)
         except OSError as error:
@@ -118,7 +119,12 @@ class RunOutput:
             ) from error
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
-    def _look_at_earlier(self) -> dict[str, dict[str, Any]]:
+    def check(self) -> dict[str, dict[str, Any]]:
+        """Read what an earlier run has scored, where this one goes on with it.
+
+        Raises:
+            RefusedError: There is a result that this run must neither replace nor go on with.
+        """
         # What a run that did not end has kept of an earlier result is in its part file, too.
         earlier = next((path for path in (self.part, self.path) if path.exists()), None)
         if earlier is None or self._overwrite or self._holds_nothing():
@@ -129,7 +135,7 @@ class RunOutput:
                 f"{earlier} is there already: choose another --out, or pass --overwrite{or_go_on}"
             )
         changed = self._record.check(self.record_path)
-        kept = scored_rows(earlier)
+        kept = scored_rows(earlier, samples=self._record.settings.get("samples", 1))
         self.warning = changed if kept else None
         return kept
 
@@ -164,14 +170,19 @@ class RunOutput:
             if old.name not in kept:
                 old.unlink()
 
+    def write_config(self, text: str) -> None:
+        """Write the options of the run as `config.toml`, where it can be written."""
+        with contextlib.suppress(OSError), whole_file(self.folder / "config.toml") as file:
+            file.write(text)
+
     def left(self, tasks: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the tasks that the earlier run has not scored, in their order."""
         return [task for task in tasks if _id_of(task) not in self.kept]
 
-    def whole(self, tasks: Sequence[Trajectory], finished: Sequence[Any]) -> list[Any]:
-        """Return one trajectory for each task: kept ones, and `finished` for those of `left`."""
-        fresh = iter(finished)
-        return [self.kept.get(_id_of(task)) or next(fresh) for task in tasks]
+    def result(self, task: Trajectory, fresh: Mapping[str, Any]) -> Any:
+        """Return the trajectory of a task, kept or in `fresh` (by id); `None` for none."""
+        name = _id_of(task)
+        return self.kept.get(name) or fresh.get(name)
 
     def add(self, trajectory: Any) -> None:
         """Append one finished trajectory to the part file, where it can be written."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 from rich.console import Console
 
 from twinkle_agentic.rollout.cli.environments import EnvChoice, choose_env
 from twinkle_agentic.rollout.cli.options import RunOptions
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.probes import Probe, probe_coding, probe_model, probe_openenv
-from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED, RefusedError
 from twinkle_agentic.rollout.cli.run_record import RunRecord
 from twinkle_agentic.rollout.cli.tasks import read_tasks, repeat_tasks
+from twinkle_agentic.tools.types import Trajectory
+
+if TYPE_CHECKING:
+    from twinkle_agentic.protocol.base import API
 
 __all__ = ["run"]
 
@@ -35,7 +43,16 @@ def run(console: Console, options: RunOptions) -> int:
     tools of the server, or of your Env.
 
     The whole file, the model and the servers are checked before anything
-    starts.
+    starts; `--dry-run` also plays one episode.
+
+    twinkle-rollout run tasks.jsonl --env coding_env --base-url
+    http://10.0.0.5:8000 --model my-model --model-url http://10.0.0.6:8000/v1
+
+    twinkle-rollout run --config run.toml --samples 8 --resume
+
+    Exit codes: 0, every episode has a reward; 1, some have none, or tokens
+    that were asked for are missing, or the run was stopped; 2, refused before
+    anything started.
     """
     choice = choose_env(
         options.env, base_urls=options.base_urls, message_timeout_s=options.step_timeout_s
@@ -43,7 +60,11 @@ def run(console: Console, options: RunOptions) -> int:
     if options.resume and options.overwrite:
         raise RefusedError("--resume keeps an earlier result, --overwrite replaces it: give one")
     tasks = read_tasks(options.tasks, needs=choice.needs, ignores=choice.ignores)
+    record = RunRecord.of(tasks, options, choice.source)
     tasks = repeat_tasks(tasks, options.samples)
+    output = RunOutput(
+        options.out, record=record, overwrite=options.overwrite, resume=options.resume
+    )
     if choice.urls:
         _require_a_server(console, choice)
     model = probe_model(options.model_url, api_key=options.api_key, lenient=True)
@@ -56,32 +77,77 @@ def run(console: Console, options: RunOptions) -> int:
     from twinkle_agentic.protocol.openai import OpenAI
     from twinkle_agentic.protocol.sampling import SamplingParams
     from twinkle_agentic.rollout.cli.execution import execute
+    from twinkle_agentic.rollout.cli.first_turn import check_first_turn
+    from twinkle_agentic.rollout.cli.server_wait import Servers
 
-    output = RunOutput(
-        options.out,
-        record=RunRecord.of(tasks, options, choice.source),
-        overwrite=options.overwrite,
-        resume=options.resume,
+    try:
+        sampling = SamplingParams(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            stop=options.stop or None,
+            logprobs=0 if options.tokens else None,  # of the sampled tokens only
+        )
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    api = OpenAI(options.model, api_key=options.api_key, base_url=options.model_url)
+    if options.probe:
+        warning = check_first_turn(
+            api,
+            tasks[0],
+            sampling_params=sampling,
+            body=options.body,
+            timeout_s=options.request_timeout_s,
+            tokens=options.tokens,
+        )
+        if warning:
+            console.print(f"--model-url: {warning}", style="yellow", markup=False)
+    episode: dict[str, Any] = {
+        "sampling_params": sampling,
+        "extra_body": options.body,
+        "max_turns": options.max_turns,
+        "max_attempts": options.attempts,
+        "concurrency": options.concurrency,
+        "request_timeout_s": options.request_timeout_s,
+        "deadline_s": options.deadline_s,
+        "tool_timeout_s": options.tool_timeout_s,
+        "reset_timeout_s": options.reset_timeout_s,
+        "evaluate_timeout_s": options.evaluate_timeout_s,
+    }
+    if options.dry_run:
+        output.check()
+        return _play_one(console, tasks[0], api, choice, episode)
+    servers = Servers(
+        [
+            [partial(probe_openenv, url) for url in choice.urls],
+            [partial(probe_model, options.model_url, api_key=options.api_key, lenient=True)],
+        ],
+        options.wait_for_server_s,
     )
     with output:
+        output.write_config(options.to_toml())
         return execute(
             console,
             tasks=tasks,
-            api=OpenAI(options.model, api_key=options.api_key, base_url=options.model_url),
+            api=api,
             env_factory=choice.make,
             output=output,
-            sampling_params=SamplingParams(
-                max_tokens=options.max_tokens,
-                temperature=options.temperature,
-                logprobs=0 if options.tokens else None,  # of the sampled tokens only
-            ),
-            extra_body={"return_token_ids": True} if options.tokens else None,
-            max_turns=options.max_turns,
-            max_attempts=options.attempts,
-            concurrency=options.concurrency,
-            request_timeout_s=options.request_timeout_s,
-            deadline_s=options.deadline_s,
+            servers=servers,
+            max_same_failures=options.max_same_failures,
+            **episode,
         )
+
+
+def _play_one(
+    console: Console, task: Trajectory, api: API, choice: EnvChoice, episode: Mapping[str, Any]
+) -> int:
+    from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
+    from twinkle_agentic.rollout.cli.show import print_trajectory
+
+    (row,) = APIMultiTurnRollout(api, env_factory=choice.make, **episode)([task])
+    print_trajectory(console, row)
+    console.print("dry run: everything was checked, nothing was written")
+    return EXIT_FAILED if row["reward"] is None else 0
 
 
 def _require_a_server(console: Console, choice: EnvChoice) -> None:

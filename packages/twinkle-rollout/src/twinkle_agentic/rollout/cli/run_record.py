@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import distributions
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self, cast
 
 from twinkle_agentic.rollout.cli.options import RunOptions
 from twinkle_agentic.rollout.cli.refusal import RefusedError
+from twinkle_agentic.rollout.cli.tasks import sample_mark
 from twinkle_agentic.rollout.export import json_line, write_jsonl
 from twinkle_agentic.tools.types import Trajectory
 
@@ -27,6 +31,10 @@ _DECIDES = (
     "max_turns",
     "max_tokens",
     "temperature",
+    "top_p",
+    "stop",
+    "tool_choice",
+    "extra_body",
     "deadline_s",
     "tokens",
 )
@@ -41,14 +49,16 @@ class RunRecord:
 
     Attributes:
         settings: What decides how a trajectory comes out (env, model, limits), by name. JSON.
-        tasks: A digest of all tasks, in their order.
+        tasks: A digest of all tasks, in their order, each once.
         source: A digest of the file of the user's own env, if there is one. A difference is a
             warning, not a refusal: it may be the repair of what failed.
+        facts: For the reader: when, with which versions, and all options, URLs included.
     """
 
     settings: Mapping[str, Any]
     tasks: str
     source: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
     def of(
@@ -63,7 +73,16 @@ class RunRecord:
         for task in tasks:
             digest.update(json_line(task).encode())
         file = None if source is None else hashlib.sha256(source.read_bytes()).hexdigest()
-        return cls({name: getattr(options, name) for name in _DECIDES}, digest.hexdigest(), file)
+        return cls(
+            {name: getattr(options, name) for name in _DECIDES},
+            digest.hexdigest(),
+            file,
+            {
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "versions": {"python": platform.python_version(), **_versions()},
+                "options": options.recorded(),
+            },
+        )
 
     def write(self, path: Path) -> None:
         """Write it as one JSON object, whole or not at all.
@@ -71,7 +90,8 @@ class RunRecord:
         Raises:
             OSError: It cannot be written.
         """
-        write_jsonl(path, [{"settings": self.settings, "tasks": self.tasks, "source": self.source}])
+        decides = {"settings": self.settings, "tasks": self.tasks, "source": self.source}
+        write_jsonl(path, [decides | dict(self.facts)])
 
     def check(self, path: Path) -> str | None:
         """Compare with the record of the run whose results are to be kept.
@@ -95,7 +115,8 @@ class RunRecord:
             raise RefusedError(f"--resume: {path} is no record of a run: {_AGAIN}") from error
         for name in [*self.settings, *(settings.keys() - self.settings.keys())]:
             was, now = settings.get(name), self.settings.get(name)
-            if was != now:
+            grows = name == "samples" and isinstance(was, int) and was < (now or 0)
+            if was != now and not grows:
                 option = f"--{name.replace('_', '-')}"
                 raise RefusedError(
                     f"--resume: the results in {path.parent} were made with {option} {was}, asked "
@@ -114,11 +135,12 @@ class RunRecord:
         )
 
 
-def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
+def scored_rows(path: Path, *, samples: int = 1) -> dict[str, dict[str, Any]]:
     """Read the trajectories of an earlier run that have a reward, by `id`.
 
     Args:
         path: JSON Lines. A last line that was cut in the middle is left out.
+        samples: Above 1, the trajectories of a run of one sample are named as its first.
 
     Raises:
         RefusedError: Another line is no trajectory.
@@ -143,9 +165,19 @@ def scored_rows(path: Path) -> dict[str, dict[str, Any]]:
             raise RefusedError(
                 f"--resume: {path}, line {number} is no trajectory: {_AGAIN}"
             ) from error
+        if samples > 1 and "sample" not in row:
+            row |= sample_mark(name, 0)
+            name = row["id"]
         if reward is not None:
             rows[name] = cast("dict[str, Any]", row)
     return rows
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what plays the episodes."""
+    found = {dist.metadata["Name"]: dist.version for dist in distributions()}
+    wanted = ("aiohttp", "e2b", "openenv", "ray", "websockets")
+    return {n: v for n, v in sorted(found.items()) if n.startswith("twinkle-") or n in wanted}
 
 
 def trace_names(rows: Mapping[str, Mapping[str, Any]]) -> set[str]:

@@ -13,9 +13,11 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import Any, TypedDict, cast
+from pathlib import Path
+from typing import Any, cast
 
 __all__ = ["FAULTS", "ScriptedPolicy", "serve"]
 
@@ -26,60 +28,63 @@ FAULTS = ("error_500", "hang", "malformed_call", "null_id", "empty_choices", "un
 """What `--faults` does, one after another; between two faulty requests one is answered well."""
 
 
-class _Script(TypedDict):
-    attempts: list[str]
-    then: str
-
-
 class ScriptedPolicy:
-    """Looks up the task in its scripts and hands in one attempt after another.
-
-    It calls `submit_solution` where that is among the tools, else `run_python`, which tells nothing
-    of the tests: then it ends after the first attempt.
+    """Looks up the task in its script and gives one prepared message after another.
 
     Args:
-        scripts: Task name -> its `attempts` (source code) and what comes `then`: `give_up` or
-            `repeat`.
+        script: By the name of a function, which the task names in backticks with its bracket: an
+            object with `attempts` (source codes to hand in, one after the other) and what comes
+            `then`, `give_up` or `repeat`. By any other text that occurs in the conversation: a list
+            of assistant messages. Attempts are handed in with `submit_solution`; where that is not
+            among the tools, only the first is, with `run_python`, which shows no verdict.
     """
 
-    def __init__(self, scripts: dict[str, _Script]) -> None:
-        self._scripts = scripts
+    def __init__(self, script: Mapping[str, Any]) -> None:
+        self._script = script
 
     @classmethod
-    def packaged(cls) -> ScriptedPolicy:
-        """Return the policy for the packaged tasks of `quickstart`."""
-        return cls(
-            json.loads(
-                (files("twinkle_agentic.rollout.cli") / "data/scripted_policy.json").read_text(
-                    "utf-8"
-                )
-            )
-        )
+    def from_file(cls, path: Path | None = None) -> ScriptedPolicy:
+        """Read a script; without a path that of the packaged tasks of `quickstart`.
+
+        Raises:
+            ValueError: It is no JSON object.
+            OSError: It cannot be read.
+        """
+        packaged = files("twinkle_agentic.rollout.cli") / "data/scripted_policy.json"
+        script: Any = json.loads((path or packaged).read_text("utf-8"))
+        if not isinstance(script, dict):
+            raise ValueError("a script is a JSON object: the name of a task -> what to answer")
+        return cls(cast("dict[str, Any]", script))
 
     def reply(
         self, messages: list[dict[str, Any]], *, tool: str = "submit_solution"
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         """Return the next assistant message of a conversation.
 
         Args:
             messages: The conversation.
             tool: What to hand in with.
+
+        Returns:
+            The message; `None` where the script has no such task, or no further message for it.
         """
-        match = next(
-            (m for message in messages if (m := _TASK.search(str(message.get("content"))))), None
-        )
-        script = self._scripts.get(match[1]) if match else None
-        if script is None:
-            return {"role": "assistant", "content": "The script has no such task."}
+        text = "\n".join(str(message.get("content")) for message in messages)
+        named = _TASK.search(text)
+        entry: Any = self._script.get(named[1]) if named else None
+        if entry is None:
+            said_of = [k for k, v in self._script.items() if isinstance(v, list) and k in text]
+            prepared: list[Any] = self._script[said_of[0]] if said_of else []
+            said = sum(message.get("role") == "assistant" for message in messages)
+            return {"role": "assistant", **prepared[said]} if said < len(prepared) else None
         handed_in = sum(message.get("role") == "tool" for message in messages)
-        attempts = script["attempts"]
+        attempts = entry["attempts"]
         if tool != "submit_solution":
             attempts = attempts[:1]
             if handed_in and attempts:
                 return {"role": "assistant", "content": "That is my solution."}
         if handed_in < len(attempts):
             return _call(tool, attempts[handed_in], handed_in)
-        if script["then"] == "repeat" and attempts:
+        if entry["then"] == "repeat" and attempts:
             return _call(tool, attempts[-1], handed_in)
         return {"role": "assistant", "content": "I do not know how to solve this."}
 
@@ -124,6 +129,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         time.sleep(self.delay_s)
         message = self.policy.reply(messages, tool=tool)
+        if message is None:
+            text = "the script has no answer to this conversation: see --script"
+            self._answer(400, {"error": {"message": text}})
+            return
         fault = self._next_fault() if self.faults else None
         if fault == "error_500":
             self._answer(500, {"error": {"message": "scripted failure"}})
@@ -173,15 +182,16 @@ class _Server(ThreadingHTTPServer):
         """Keep quiet about clients that hang up on a scripted hang."""
 
 
-def serve(port: int, *, faults: bool = False, delay_s: float = 0.0) -> None:
-    """Serve the packaged policy on the loopback interface until the process ends.
+def serve(port: int, policy: ScriptedPolicy, *, faults: bool = False, delay_s: float = 0.0) -> None:
+    """Serve a policy on the loopback interface until the process ends.
 
     Args:
         port: TCP port.
+        policy: What answers.
         faults: Misbehave on every second request, going through `FAULTS` in turn.
         delay_s: Seconds each answer takes, as a model would.
     """
-    fields = {"policy": ScriptedPolicy.packaged(), "faults": faults, "delay_s": delay_s}
+    fields = {"policy": policy, "faults": faults, "delay_s": delay_s}
     handler = type("Handler", (_Handler,), fields)
     with _Server(("127.0.0.1", port), handler) as server:
         sys.stdout.write(f"scripted policy on http://127.0.0.1:{server.server_port}/v1\n")
@@ -194,8 +204,18 @@ def _main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--faults", action="store_true", help="misbehave on every second request")
     parser.add_argument("--delay-s", type=float, default=0.0, help="seconds each answer takes")
+    parser.add_argument(
+        "--script",
+        type=Path,
+        help="JSON file: by a text of the task a list of assistant messages, or by the name of a "
+        "function its attempts; by default that of the quickstart tasks",
+    )
     options = parser.parse_args()
-    serve(options.port, faults=options.faults, delay_s=options.delay_s)
+    try:
+        policy = ScriptedPolicy.from_file(options.script)
+    except (OSError, ValueError) as error:
+        parser.error(f"--script {options.script}: {error}")
+    serve(options.port, policy, faults=options.faults, delay_s=options.delay_s)
 
 
 if __name__ == "__main__":

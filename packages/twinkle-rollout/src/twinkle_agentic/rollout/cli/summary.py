@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["print_summary", "print_table", "unscored"]
+__all__ = ["print_summary", "print_table", "trainable_turns", "unscored"]
 
 _OTHER_COLUMNS = 6 + 5 + 11 + 7 + 6 * 3 + 1  # their widths, with the padding and rules of all six
 _SHOWN_ERRORS = 5
@@ -75,6 +75,9 @@ def print_summary(
     missing = sum(len(row.get("reward_missing_steps") or ()) for row in by_steps)
     if failed or missing:
         table.add_row("steps", f"{failed} failed, {missing} without a reward: each counts 0")
+    trained, sampled = trainable_turns(trajectories)
+    if sampled:
+        table.add_row("tokens", f"{trained} of {sampled} turns can be trained on")
     table.add_row("wall time", f"{seconds:.2f} s")
     console.print(table)
     errors = Counter(str(row["error"]) for row in trajectories if row.get("error"))
@@ -85,6 +88,12 @@ def print_summary(
 def unscored(trajectories: Sequence[Mapping[str, Any]]) -> int:
     """Return how many trajectories have no reward, for an infrastructure failure."""
     return sum(row.get("reward") is None for row in trajectories)
+
+
+def trainable_turns(trajectories: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return how many turns have tokens to train on, and how many should have some."""
+    turns = [turn for row in trajectories for turn in row.get("token_turns") or ()]
+    return sum(turn["problem"] is None for turn in turns), len(turns)
 
 
 def _groups(trajectories: Sequence[Mapping[str, Any]]) -> str:

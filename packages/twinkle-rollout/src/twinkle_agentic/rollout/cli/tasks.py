@@ -14,7 +14,7 @@ from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.tools.text import clean_text
 from twinkle_agentic.tools.types import Trajectory
 
-__all__ = ["COLUMNS", "read_tasks", "repeat_tasks"]
+__all__ = ["COLUMNS", "read_tasks", "repeat_tasks", "sample_mark"]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -92,11 +92,16 @@ def repeat_tasks(tasks: Sequence[Trajectory], samples: int) -> list[Trajectory]:
         return list(tasks)
     repeated: list[Trajectory] = []
     for task in tasks:
-        name = dict(task)["id"]
+        name = str(dict(task)["id"])
         for number in range(samples):
-            mark = {"id": f"{name}#{number}", "task": name, "sample": number}
+            mark = sample_mark(name, number)
             repeated.append(cast("Trajectory", {**copy.deepcopy(task), **mark}))
     return repeated
+
+
+def sample_mark(task: str, number: int) -> dict[str, Any]:
+    """Return what tells a sample of a task from the others."""
+    return {"id": f"{task}#{number}", "task": task, "sample": number}
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
