@@ -125,6 +125,23 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def typescript(session: nox.Session) -> None:
+    """The SDK of npm against the sandbox server (needs npm); `-- PATH`: AgentENV's scripts, too.
+
+    PATH is a checkout of AgentENV. Its compatibility scripts run as they are.
+    """
+    sync(session, "--package", "twinkle-sandbox-server", "--group", "test")
+    sync(session, "--package", "twinkle-envs-agentenv")
+    project = os.path.abspath(session.create_tmp())
+    packages = ("e2b@2.51.0", "tsx@4.23.15")
+    session.run("npm", "install", "--silent", "--prefix", project, *packages, external=True)
+    env = {"NODE_PROJECT": project}
+    if session.posargs:
+        env["AGENTENV_CHECKOUT"] = os.path.abspath(session.posargs[0])
+    session.run("pytest", "-v", "services/sandbox_server/tests/typescript_sdk.py", env=env)
+
+
+@nox.session(default=False)
 def soak(session: nox.Session) -> None:
     """The coding server under load, kills and crashes leaves nothing (5 min; `-- --seconds 60`)."""
     sync(session, "--all-packages", "--group", "test")
