@@ -424,9 +424,14 @@ def test_a_failure_may_end_the_rollout(api: Any) -> None:
     failed: Any = caught.value.trajectory
     assert failed["id"] == "1"
     assert pickle.loads(pickle.dumps(caught.value)).trajectory == failed
-    stream = rollout.stream(tasks("hang", "status:400", "hang"))
+    stream = rollout.stream(tasks("always", "always", "hang"), hold_open=True)
+    assert ids([next(stream)]) <= ["1"]
+    wait_until(lambda: stream.coverage.completed == 2)
+    stream.submit(tasks("status:400")[0])
     with pytest.raises(RolloutFailedError):
+        wait_until(lambda: stream.coverage.failures["refused"] == 1)
         list(stream)
+    assert len(list(stream)) == 1  # it had ended before
 
 
 def test_a_failure_that_is_not_marked_retryable_may_be_tried_again(api: Any) -> None:
@@ -457,6 +462,14 @@ def test_policies_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         rollout_of(api, failure_policy=FailurePolicy(**policy), **options)
+
+
+def test_a_group_size_of_a_call_is_checked(api: Any) -> None:
+    rollout = rollout_of(api)
+    with pytest.raises(ValueError, match="group_size must be a whole number"):
+        rollout(tasks("always"), group_size=0)
+    assert len(rollout(tasks("always"), group_size=2)) == 2
+    assert len(list(rollout.stream(tasks("always"), group_size=3))) == 3
 
 
 def test_samples_of_a_group_cannot_share_an_env(api: Any) -> None:

@@ -88,7 +88,7 @@ class Batch:
         global_step: int | None = None,
         on_done: OnDone | None = None,
     ) -> None:
-        self._plan, self._group_size = plan, group_size
+        self._plan, self.group_size = plan, group_size
         self.concurrency, self.max_ready = concurrency, max_ready
         self._resources, self._stack = resources, AsyncExitStack()
         self._traces, self._global_step, self._on_done = traces, global_step, on_done
@@ -116,7 +116,7 @@ class Batch:
     def room(self) -> int:
         """For how many further inputs there is room, those that wait for their start included."""
         outstanding = len(self._queue) + len(self._running) + len(self._ready) + self._held
-        return -((outstanding - self.concurrency - self.max_ready) // self._group_size)
+        return -((outstanding - self.concurrency - self.max_ready) // self.group_size)
 
     def submit(self, trajectory: Mapping[str, Any], manager: Any = None) -> int:
         """Take a trajectory, to be played when there is room.
@@ -130,7 +130,7 @@ class Batch:
         if self._no_more or self._closed:
             raise RuntimeError("the stream takes no further trajectories")
         ticket, self._tickets = self._tickets, self._tickets + 1
-        size = self._group_size
+        size = self.group_size
         group = _Group(left=size)
         samples: list[Mapping[str, Any]] = [trajectory]
         if size > 1:
@@ -190,7 +190,8 @@ class Batch:
         while True:
             if self._error is not None:
                 await self.close()
-                raise self._error
+                error, self._error = self._error, None  # once: what had ended can be taken
+                raise error
             if self._ready:
                 out = self._ready.popleft()
                 self._start_more()
@@ -281,8 +282,9 @@ class Batch:
     def _take(self, entry: _Entry, out: FinishedTrajectory) -> None:
         self.coverage.add(out)
         policy = self._plan.failures
-        if policy.action(out) == "fail":
-            self._error = self._error or RolloutFailedError(out)
+        if policy.action(out) == "fail" and self._error is None:
+            self._error = RolloutFailedError(out)
+            return
         if not policy.drops:
             self._ready.append((entry.number, out))
             return

@@ -282,14 +282,10 @@ class APIMultiTurnRollout(Rollout):
             asyncio.CancelledError: The caller was cancelled; all envs are closed by then.
         """
         given = check_trajectories(trajectories)
-        group_size = kwargs.get("group_size") or self.group_size
-        count = len(given) * group_size
-        batch, manager = self._batch(
-            kwargs, concurrency=min(self.concurrency or count, count), max_ready=count
-        )
+        batch, manager = self._batch(kwargs, inputs=len(given))
         managers = None
         if manager is not None:
-            managers = resolve_managers(manager, len(given), group_size=group_size)
+            managers = resolve_managers(manager, len(given), group_size=batch.group_size)
         if not given:
             return RolloutResult([], batch.coverage)
         return await collect(batch, given, managers)
@@ -401,10 +397,7 @@ class APIMultiTurnRollout(Rollout):
         if isinstance(cast("object", trajectories), (Mapping, str, bytes)):
             check_trajectories(trajectories)  # which refuses it
         check_count("buffer", buffer, allow_none=True)
-        concurrency = self.concurrency or _STREAM_CONCURRENCY
-        batch, manager = self._batch(
-            overrides, concurrency=concurrency, max_ready=buffer or concurrency
-        )
+        batch, manager = self._batch(overrides, buffer=buffer)
         if manager is not None:
             if isinstance(manager, (list, tuple)):
                 raise ValueError("a stream takes one tool_manager, or env_factory, and no list")
@@ -412,14 +405,29 @@ class APIMultiTurnRollout(Rollout):
         return Feed(batch, manager, trajectories, hold_open=hold_open)
 
     def _batch(
-        self, overrides: Mapping[str, Any], *, concurrency: int, max_ready: int
+        self,
+        overrides: Mapping[str, Any],
+        *,
+        inputs: int | None = None,
+        buffer: int | None = None,
     ) -> tuple[Batch, Any]:
-        """Make the batch of a call or a stream; returns the tool manager too, if there is one."""
+        """Make the batch of a call or a stream; returns the tool manager too, if there is one.
+
+        Args:
+            overrides: Of the call.
+            inputs: How many there are; `None` for a stream.
+            buffer: Of a stream.
+        """
         check_overrides(overrides, _OVERRIDES)
         manager, factory = tools_or_envs(self.tool_manager, self.env_factory, overrides)
         check_attempts(self.retry.max_attempts, factory)
-        group_size = overrides.get("group_size") or self.group_size
+        group_size = overrides.get("group_size", self.group_size)
         check_failures(self.failure_policy, self.retry.max_attempts, group_size)
+        concurrency = self.concurrency or _STREAM_CONCURRENCY
+        max_ready = buffer or concurrency
+        if inputs is not None:
+            max_ready = inputs * group_size
+            concurrency = min(self.concurrency or max_ready, max_ready)
         endpoint = Endpoint(
             self.api,
             one_sample(overrides.get("sampling_params") or self.sampling_params),

@@ -118,8 +118,8 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether everything asked for came back without an infrastructure failure."""
-        return self.completed == self.asked and not self.dropped
+        """Whether all that was not cancelled came back without an infrastructure failure."""
+        return self.completed + self.cancelled == self.asked and not self.dropped
 
     def __str__(self) -> str:
         text = f"{self.completed} of {self.asked} trajectories completed, {self.scored} scored"

@@ -236,7 +236,7 @@ class MultiTurnRollout(Rollout):
         given = check_trajectories(trajectories)
         manager, factory = tools_or_envs(self.tool_manager, self.env_factory, kwargs)
         check_attempts(self.retry.max_attempts, factory)
-        group_size = kwargs.get("group_size") or self.group_size
+        group_size = kwargs.get("group_size", self.group_size)
         check_failures(self.failure_policy, self.retry.max_attempts, group_size)
         managers = None
         if factory is None:
