@@ -166,6 +166,26 @@ def recipe(session: nox.Session) -> None:
     session.run("python", script, *short, "--out", session.create_tmp())
 
 
+@nox.session(name="twinkle-kit", venv_backend="virtualenv", default=False)
+def twinkle_kit(session: nox.Session) -> None:
+    """twinkle-kit 0.5.1 with our wheels installed over it: its rollout, templates, device mesh."""
+    # By pip, as in `recipe`; what it imports, without what only training needs.
+    needs = ("numpy<2.3", "omegaconf<3", "transformers", "peft<=0.19", "datasets", "modelscope")
+    more = ("safetensors", "accelerate", "pyzmq", "pillow", "openai", "ray", "pytest")
+    session.install("torch==2.13.0", *needs, *more)
+    session.install("--no-deps", "twinkle-kit==0.5.1")
+    built = session.create_tmp()
+    ours = ("twinkle-tools", "twinkle-envs-core", "twinkle-envs-openenv", "twinkle-rollout")
+    for name in ours:
+        session.run_install(
+            "uv", "build", "--wheel", "-q", "-o", built, BY_NAME[name].folder, external=True
+        )
+    session.install(*map(str, Path(built).glob("*.whl")))
+    tests = ROOT / "tests/peers/twinkle_kit.py"
+    env = {"PYTHONPATH": str(tests.parent)}  # the workers import it too
+    session.run("pytest", "-q", "-c", "/dev/null", "--import-mode=importlib", str(tests), env=env)
+
+
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build all, check the contents, install each alone and all together, import every name."""
