@@ -148,6 +148,13 @@ def soak(session: nox.Session) -> None:
     session.run("python", "benchmarks/soak.py", *session.posargs)
 
 
+@nox.session(name="openenv-packages", default=False)
+def openenv_packages(session: nox.Session) -> None:
+    """Play OpenEnv's own packages, for docs/openenv-packages.md (30 min; `-- path/to/OpenEnv`)."""
+    sync(session, "--package", "twinkle-envs-openenv", "--extra", "embedded")
+    session.run("python", "tests/openenv_packages/table.py", *session.posargs)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Every snippet of the README and of the package READMEs runs."""

@@ -85,7 +85,7 @@ def test_environment_error_is_an_observation_and_the_session_lives(client: Clien
         env.reset()
         result = env.step("env_action", {"command": "raise", "value": "oops"})
         assert (result.observation, result.done) == ("Error: oops", False)
-        assert result.info["error_kind"] == "env"
+        assert result.info["error_kind"] == "tool"  # as in process
         assert env.step("env_action", say("still here")).observation == "still here"
         with pytest.raises(ServerError, match="oops") as caught:
             env.execute({"command": "raise", "value": "oops"})
@@ -108,8 +108,8 @@ def test_bad_field_name_is_refused_with_the_fields_there_are(client: Client) -> 
         env.reset()
         result = env.step("env_action", {"comand": "say"})
         assert (result.done, result.info["error_kind"]) == (False, "tool")
-        assert "command: field required" in result.observation
-        assert "comand: no such field" in result.observation
+        assert "command: Field required" in result.observation
+        assert "comand: Extra inputs are not permitted" in result.observation
 
 
 def test_lenient_conversion_of_the_server_is_not_cut_short(client: Client) -> None:

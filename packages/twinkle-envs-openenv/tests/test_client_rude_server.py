@@ -214,7 +214,7 @@ def test_environment_that_cannot_be_built_is_named(rude_url: Url) -> None:
     ("code", "kind", "done"),
     [
         ("VALIDATION_ERROR", "tool", False),
-        ("EXECUTION_ERROR", "env", False),
+        ("EXECUTION_ERROR", "tool", False),
         ("UNKNOWN_TYPE", "env", False),
         ("SESSION_ERROR", "session_lost", True),
         ("SOMETHING_NEW", "session_lost", True),

@@ -230,6 +230,42 @@ def test_first_observation_says_what_there_is_and_how_to_act() -> None:
     assert Renderer().render(tool_result(data="hello"), guide=guide).text == "hello"
 
 
+@pytest.mark.parametrize(
+    ("fields", "arguments", "note"),
+    [
+        ({"legal_actions": [0, 1]}, {"column": 9}, "[column=9 was not among legal_actions]"),
+        ({"legal_actions": [0, 1]}, {"column": 1}, ""),
+        ({"legal_actions": [0, 1]}, {"column": "1"}, ""),  # it is converted
+        ({"legal_actions": [0, 1]}, {"column": True}, ""),
+        ({"legal_moves": ["e2e4"]}, {"move": "e2e5"}, "[move='e2e5' was not among legal_moves]"),
+        ({"metadata": {"valid_actions": [2]}}, {"a": 3}, "[a=3 was not among valid_actions]"),
+        ({"legal_actions": [0]}, {"x": 1, "y": 2}, ""),  # which one is meant is not known
+        ({"legal_players": [0]}, {"message": "x"}, ""),
+        ({"legal_actions": [[0, 1]]}, {"column": 9}, ""),
+        ({"legal_actions": []}, {"column": 9}, ""),
+    ],
+)
+def test_move_that_was_not_offered_is_named(
+    fields: dict[str, Any], arguments: dict[str, Any], note: str
+) -> None:
+    renderer = Renderer()
+    assert renderer.not_offered(arguments) == ""
+    renderer.render(fields, guide=Guide())
+    assert renderer.not_offered(arguments) == note
+
+
+def test_move_is_held_against_the_latest_observation_that_the_model_saw() -> None:
+    renderer = Renderer(hide=["legal_actions"])
+    renderer.render({"legal_actions": [0]}, guide=Guide())
+    assert renderer.not_offered({"column": 9}) == ""
+    renderer = Renderer()
+    renderer.render({"legal_actions": [0]}, guide=Guide())
+    renderer.render({"legal_actions": [9]})
+    assert renderer.not_offered({"column": 9}) == ""
+    renderer.render({"board": 1})
+    assert renderer.not_offered({"column": 0}) == ""
+
+
 def test_images_are_taken_out_of_the_text() -> None:
     screen = [i % 256 for i in range(40 * 30)]
     rendered = Renderer().render({"screen": screen, "screen_shape": [40, 30], "lives": 3})

@@ -23,6 +23,7 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import board_env  # noqa: E402
 import lab_env  # noqa: E402
 import tool_env  # noqa: E402
 
@@ -34,6 +35,12 @@ def apps() -> dict[str, Any]:
         "tight": create_app(lab_env.LabEnvironment, *lab, max_concurrent_envs=1),
         "forgetful": create_app(lab_env.ForgetfulEnvironment, *lab, max_concurrent_envs=8),
         "broken": create_app(lab_env.BrokenEnvironment, *lab, max_concurrent_envs=8),
+        "board": create_app(
+            board_env.BoardEnvironment,
+            board_env.BoardAction,
+            board_env.BoardObservation,
+            max_concurrent_envs=8,
+        ),
         "code": create_app(
             lab_env.CodeEnvironment,
             lab_env.CodeAction,

@@ -142,8 +142,24 @@ class Adapter(Env):
             result.info.update(error=error, error_kind=str(ErrorKind.TOOL), retryable=False)
         return result
 
+    def _not_offered(self, arguments: Mapping[str, Any]) -> str:
+        """Return a note on a move that the observation before did not list, or nothing."""
+        if self._action_mapper is not None or self._own_renderer is not None:
+            return ""  # what was listed is not what the model says, or was not shown
+        return self._renderer.not_offered(arguments)
+
+    def _raised(self, said: str, arguments: Mapping[str, Any]) -> StepResult:
+        """Make the result of a step in which the environment raised; it may be called again."""
+        note = self._not_offered(arguments)
+        return self._episode.failed(f"{said} {note}".rstrip(), kind=ErrorKind.TOOL)
+
     def _rendered(
-        self, observation: Any, fields: Any, *, meanings: Mapping[str, str] | None = None
+        self,
+        observation: Any,
+        fields: Any,
+        *,
+        meanings: Mapping[str, str] | None = None,
+        note: str = "",
     ) -> tuple[str, list[bytes]]:
         """Render an observation, and return the images that the text names.
 
@@ -151,6 +167,7 @@ class Adapter(Env):
             observation: For the renderer that was given.
             fields: What the built-in rendering looks at.
             meanings: It is that of a reset: what its fields mean.
+            note: Said first.
         """
         images: list[bytes] = []
         if self._own_renderer is not None:
@@ -161,7 +178,8 @@ class Adapter(Env):
                 acting = how_to_act(self._shown_tools())
                 guide = Guide(about=self._about, meanings=meanings, acting=acting)
             rendered = self._renderer.render(fields, guide=guide)
-            text, images = rendered.text, rendered.images
+            text = "\n".join(part for part in (note, rendered.text) if part)
+            images = rendered.images
         if self._max_chars is not None:
             text = truncate_middle(text, self._max_chars)
         return text, images

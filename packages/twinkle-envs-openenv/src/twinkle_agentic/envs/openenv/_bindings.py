@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from twinkle_agentic.envs.errors import EnvError
-from twinkle_agentic.envs.openenv._protocol import describe_field_errors
 from twinkle_agentic.envs.openenv._results import RawResult, WireObservation
-from twinkle_agentic.envs.openenv._tool_schemas import action_kind, check_fields, schema_of
+from twinkle_agentic.envs.openenv._tool_schemas import action_kind, check_fields, misfit, schema_of
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError
 
 __all__ = ["Binding", "TypedBinding", "WireBinding", "build_action"]
@@ -156,16 +155,14 @@ def build_action(action_cls: Any, fields: Mapping[str, Any]) -> Any:
     try:
         return validate(dict(fields)) if callable(validate) else action_cls(**fields)
     except Exception as error:
-        errors = getattr(error, "errors", None)
-        found: Any = errors() if callable(errors) else []
-        details = describe_field_errors(found) if found else f"{type(error).__name__}: {error}"
-        known: Any = getattr(action_cls, "model_fields", {})
-        takes = ", ".join(name for name in known if name != "metadata")
-        raise ActionRefusedError(
-            f"the arguments do not fit {action_cls.__name__}: {details}"
-            + (f"; its fields are {takes}" if takes else ""),
-            errors=[{"loc": list(e.get("loc", ())), "msg": e.get("msg")} for e in found],
-        ) from error
+        listed = getattr(error, "errors", None)
+        found: Any = listed() if callable(listed) else []
+        if not found:
+            raise ActionRefusedError(
+                f"the arguments do not fit: {type(error).__name__}: {error}"
+            ) from error
+        errors = [{"loc": list(e.get("loc", ())), "msg": e.get("msg")} for e in found]
+        raise misfit(errors, getattr(action_cls, "model_fields", ())) from error
 
 
 def _plain_fields(action: Any) -> dict[str, Any]:

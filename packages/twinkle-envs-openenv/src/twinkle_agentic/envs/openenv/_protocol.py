@@ -7,6 +7,7 @@ frame per message, in order, without a number that would tell which message it a
 from __future__ import annotations
 
 import json
+import re
 from enum import StrEnum
 from typing import Any, Final, cast
 
@@ -26,6 +27,7 @@ __all__ = [
     "MessageType",
     "decode",
     "describe_field_errors",
+    "describe_raised",
     "encode",
     "ends_session",
     "rpc_result",
@@ -155,11 +157,7 @@ def _server_error(data: dict[str, Any], kind: MessageType | None) -> TwinkleEnvE
             code=code,
         )
     if code == "EXECUTION_ERROR":
-        return ServerError(
-            said or "the environment raised an exception without a message",
-            code=code,
-            session_lives=True,
-        )
+        return ServerError(describe_raised(said), code=code, session_lives=True)
     lives = code in _SESSION_LIVES
     return ServerError(
         f"the server answered {code}: {said or 'no details given'}"
@@ -188,6 +186,17 @@ def ends_session(error: TwinkleEnvError) -> bool:
     if isinstance(error, ServerError):
         return not error.session_lives
     return isinstance(error, (SessionClosedError, CapacityError))
+
+
+def describe_raised(said: str) -> str:
+    """Return what a model is told of an exception in the environment, of which only the text came.
+
+    The text of a `KeyError` is the key alone.
+    """
+    if not said:
+        return "the environment raised an exception without a message"
+    bare = re.fullmatch(r"-?[\d.]+|'[^']*'|\"[^\"]*\"|\(.*\)", said)
+    return f"the environment raised an error that says only {said}" if bare else said
 
 
 def describe_field_errors(errors: list[dict[str, Any]]) -> str:

@@ -17,11 +17,13 @@ from twinkle_agentic.envs.openenv._servers import Servers
 from twinkle_agentic.envs.openenv._session import Session
 from twinkle_agentic.envs.openenv._tool_schemas import (
     action_fields,
+    action_properties,
+    misfit,
     offered_tools,
     schema_of,
     tools_from_mcp,
 )
-from twinkle_agentic.envs.openenv.errors import ServerError
+from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
 from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["RemoteEnv"]
@@ -82,6 +84,10 @@ class RemoteEnv:
         return action_fields(
             tool_name, arguments, self._schema, takes_mcp_calls=self.binding.takes_mcp_calls
         )
+
+    def explained(self, error: ActionRefusedError) -> ActionRefusedError:
+        """Say what a server refused in the words of a check here, with the fields there are."""
+        return misfit(error.errors, action_properties(self._schema)) if error.errors else error
 
     async def bind(self) -> None:
         """Find the client class, or ask the server for its schemas; once."""

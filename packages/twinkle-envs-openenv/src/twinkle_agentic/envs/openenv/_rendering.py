@@ -22,6 +22,7 @@ __all__ = ["Guide", "Rendered", "Renderer", "mcp_error", "observation_fields", "
 
 _PROGRAM = frozenset({"stdout", "stderr", "exit_code"})
 _MIN_REPEAT_CHARS = 80
+_MOVES = re.compile(r"(legal|valid|allowed)_(actions?|moves?)")
 
 # Frames of the interpreters that coding environments run inside the server.
 _SERVER_FRAME = re.compile(
@@ -85,6 +86,23 @@ class Renderer:
         self._only = None if only is None else list(only)
         self._hide = frozenset(hide)
         self._told: dict[str, Any] = {}
+        self._offered: tuple[str, list[Any]] | None = None
+
+    def not_offered(self, arguments: Mapping[str, Any]) -> str:
+        """Return a note on a move that the latest observation does not list, or nothing.
+
+        Args:
+            arguments: Of the move. It is looked for among those of the type of the listed ones,
+                where there is one alone: of several it is not known which one is meant.
+        """
+        if self._offered is None:
+            return ""
+        listed, choices = self._offered
+        moves = {
+            name: value for name, value in arguments.items() if type(value) is type(choices[0])
+        }
+        name, move = moves.popitem() if len(moves) == 1 else ("", None)
+        return f"[{name}={move!r} was not among {listed}]" if name and move not in choices else ""
 
     def render(self, observation: Any, *, guide: Guide | None = None) -> Rendered:
         """Render an observation.
@@ -101,12 +119,23 @@ class Renderer:
             return Rendered(to_text(observation, max_chars=None), images)
         if guide is not None:
             self._told = {}
+        metadata = observation_fields(fields.get("metadata")) or {}
+        self._offered = self._choices({**metadata, **fields})
         if self._only is not None:
-            metadata = observation_fields(fields.get("metadata")) or {}
             chosen = {n: fields.get(n, metadata.get(n)) for n in self._only}
             return Rendered(render_fields(chosen, name_all=len(chosen) > 1, images=images), images)
         shown = {name: value for name, value in fields.items() if is_shown(name, self._hide)}
         return Rendered(self._by_kind(shown, fields, guide, images), images)
+
+    def _choices(self, fields: Mapping[str, Any]) -> tuple[str, list[Any]] | None:
+        """Return the moves that an observation lists and shows, with their name."""
+        for name, value in fields.items():
+            seen = name not in self._hide if self._only is None else name in self._only
+            if seen and _MOVES.fullmatch(name) and isinstance(value, list) and value:
+                choices = cast("list[Any]", value)
+                if all(type(choice) is type(choices[0]) in (int, str) for choice in choices):
+                    return name, choices
+        return None
 
     def _by_kind(
         self,

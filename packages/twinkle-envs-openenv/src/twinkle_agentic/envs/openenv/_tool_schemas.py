@@ -6,10 +6,11 @@ The input is JSON Schema as OpenEnv's `GET /schema` gives it, or an MCP tool lis
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from twinkle_agentic.envs.openenv._action_docs import read_action_docs
+from twinkle_agentic.envs.openenv._protocol import describe_field_errors
 from twinkle_agentic.envs.openenv._visible import is_offered
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError
 from twinkle_agentic.tools.types import ToolInfo
@@ -20,7 +21,9 @@ __all__ = [
     "ActionKind",
     "action_fields",
     "action_kind",
+    "action_properties",
     "check_fields",
+    "misfit",
     "offered_tools",
     "schema_of",
     "tool_from_action",
@@ -59,13 +62,13 @@ def action_kind(schema: Mapping[str, Any] | None) -> ActionKind:
         return "code"
     if _is_mcp_call(schema) or _is_mcp_union(schema):
         return "mcp"
-    fields = _properties(schema).keys() - set(_OF_THE_FRAMEWORK)
+    fields = action_properties(schema).keys() - set(_OF_THE_FRAMEWORK)
     return "code" if fields <= {"code"} else "fields"
 
 
-def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+def action_properties(schema: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields of an action schema."""
-    found: Any = schema.get("properties")
+    found: Any = (schema or {}).get("properties")
     return dict(cast("dict[str, Any]", found)) if isinstance(found, Mapping) else {}
 
 
@@ -85,7 +88,7 @@ def _run_python(schema: Mapping[str, Any]) -> ToolInfo:
     """Make `run_python`, in the words of the action where it has any of its own."""
     tool = copy.deepcopy(RUN_PYTHON)
     function: dict[str, Any] = tool["function"]  # type: ignore[assignment]  # pyright: ignore[reportTypedDictNotRequiredAccess, reportAssignmentType]
-    field = _properties(schema).get("code")
+    field = action_properties(schema).get("code")
     said, about = read_action_docs(str(schema.get("description") or ""), ("code",))
     if isinstance(field, Mapping) and (described := cast("Any", field).get("description")):
         about["code"] = str(described)
@@ -111,10 +114,10 @@ def tool_from_action(
     required = set(schema.get("required", ()))
     fields = {
         name: field
-        for name, field in _properties(schema).items()
+        for name, field in action_properties(schema).items()
         if is_offered(name, required=name in required, hide=hide)
     }
-    said, about = read_action_docs(str(schema.get("description") or ""), _properties(schema))
+    said, about = read_action_docs(str(schema.get("description") or ""), action_properties(schema))
     parameters: dict[str, Any] = {
         "type": "object",
         "properties": {
@@ -181,7 +184,7 @@ def action_fields(
     if not takes_mcp_calls or spelt_out:
         return dict(arguments)
     call: dict[str, Any] = {"tool_name": tool, "arguments": dict(arguments)}
-    known = _properties(schema or {})
+    known = action_properties(schema or {})
     return {"type": "call_tool", **call} if not known or "type" in known else call
 
 
@@ -203,28 +206,33 @@ def check_fields(fields: Mapping[str, Any], schema: Mapping[str, Any] | None) ->
     """
     if schema is None:
         return
-    known = _properties(schema)
+    known = action_properties(schema)
     if not known:
         return
     missing = [name for name in schema.get("required", ()) if name not in fields]
-    unknown: list[str] = []
-    if schema.get("additionalProperties") is False:
-        aliases = {str(name) for name in known}
-        unknown = [name for name in fields if name not in aliases]
-    if missing or unknown:
-        complaints = [f"{name}: field required" for name in missing]
-        complaints += [f"{name}: no such field" for name in unknown]
-        takes = [name for name in known if name not in _OF_THE_FRAMEWORK]
-        raise ActionRefusedError(
-            f"the action does not fit: {'; '.join(complaints)}; its fields are {', '.join(takes)}",
-            errors=[
-                *({"loc": [name], "type": "missing", "msg": "field required"} for name in missing),
-                *(
-                    {"loc": [name], "type": "extra_forbidden", "msg": "no such field"}
-                    for name in unknown
-                ),
-            ],
-        )
+    strict = schema.get("additionalProperties") is False
+    unknown = [name for name in fields if name not in known] if strict else []
+    errors = [{"loc": [n], "type": "missing", "msg": "Field required"} for n in missing]
+    errors += [
+        {"loc": [n], "type": "extra_forbidden", "msg": "Extra inputs are not permitted"}
+        for n in unknown
+    ]
+    if errors:
+        raise misfit(errors, known)
+
+
+def misfit(errors: list[dict[str, Any]], fields: Iterable[str]) -> ActionRefusedError:
+    """Make the error of arguments that fit no action: the same, whoever checked them.
+
+    Args:
+        errors: In pydantic's form.
+        fields: Names of those that the action has.
+    """
+    takes = ", ".join(name for name in fields if name not in _OF_THE_FRAMEWORK)
+    message = f"the arguments do not fit: {describe_field_errors(errors)}"
+    return ActionRefusedError(
+        message + (f"; the fields are {takes}" if takes else ""), errors=errors
+    )
 
 
 def _is_mcp_union(schema: Mapping[str, Any]) -> bool:
@@ -242,7 +250,7 @@ def _is_mcp_call(schema: Mapping[str, Any]) -> bool:
     """Whether a tool's name and arguments are a whole action; some want more, such as a kind."""
     call = {"tool_name", "arguments"}
     required = set(schema.get("required", ()))
-    return call <= _properties(schema).keys() and required <= {*call, "type"}
+    return call <= action_properties(schema).keys() and required <= {*call, "type"}
 
 
 def _described(field: Any, text: str | None) -> Any:

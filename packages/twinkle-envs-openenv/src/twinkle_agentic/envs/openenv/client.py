@@ -247,11 +247,12 @@ class OpenEnvClient(Adapter):
             return plan
         try:
             if isinstance(plan, bytes):
-                return self._taken(self._session.request_sync(MessageType.STEP, plan))
+                answer = self._session.request_sync(MessageType.STEP, plan)
+                return self._taken(answer, arguments or {})
             value = plan(self, arguments or {})
             return self._handled(finish(value))
         except Exception as error:
-            return self._failed(error, tool_name)
+            return self._failed(error, tool_name, arguments)
 
     async def astep(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one tool; as `step`, without blocking the event loop."""
@@ -260,13 +261,14 @@ class OpenEnvClient(Adapter):
             return plan
         try:
             if isinstance(plan, bytes):
-                return self._taken(await self._session.request(MessageType.STEP, plan))
+                answer = await self._session.request(MessageType.STEP, plan)
+                return self._taken(answer, arguments or {})
             if inspect.iscoroutinefunction(plan):
                 return self._handled(await finish_async(plan(self, arguments or {})))
             value = await run_blocking(plan, self, arguments or {})
             return self._handled(await finish_async(value))
         except Exception as error:
-            return self._failed(error, tool_name)
+            return self._failed(error, tool_name, arguments)
 
     def execute(self, action: Any) -> Any:
         """Send an action for scoring and return the server's answer as it is.
@@ -441,9 +443,10 @@ class OpenEnvClient(Adapter):
         self._last_result = self._remote.binding.parse_result(data)
         return self._last_result
 
-    def _taken(self, data: dict[str, Any]) -> StepResult:
+    def _taken(self, data: dict[str, Any], arguments: Mapping[str, Any]) -> StepResult:
         raw = self._raw(data)
-        text, images = self._rendered(raw.observation, data.get("observation"))
+        note = self._not_offered(arguments)
+        text, images = self._rendered(raw.observation, data.get("observation"), note=note)
         return self._scored(
             text,
             data.get("observation"),
@@ -453,11 +456,17 @@ class OpenEnvClient(Adapter):
             metadata=metadata_of(data, data.get("observation")),
         )
 
-    def _failed(self, error: Exception, tool_name: str) -> StepResult:
+    def _failed(
+        self, error: Exception, tool_name: str, arguments: Mapping[str, Any] | None
+    ) -> StepResult:
         if not isinstance(error, TwinkleEnvError):  # a handler or a renderer raised
             kind = ErrorKind.TOOL if self._local.get(tool_name) is not None else ErrorKind.ENV
             return self._episode.failed(error, kind=kind)
         if self._session.is_open:
+            if isinstance(error, ActionRefusedError):
+                return self._episode.failed(self._remote.explained(error))
+            if isinstance(error, ServerError) and error.code == "EXECUTION_ERROR":
+                return self._raised(str(error), arguments or {})
             return self._episode.failed(error)
         self._episode.lose(str(error))
         return StepResult.failed(error, episode_reward=self._episode.reward)

@@ -27,6 +27,7 @@ from twinkle_agentic.envs.openenv._discovery import (
 from twinkle_agentic.envs.openenv._guide import field_meanings
 from twinkle_agentic.envs.openenv._importing import load_object
 from twinkle_agentic.envs.openenv._local_tools import Handler
+from twinkle_agentic.envs.openenv._protocol import describe_raised
 from twinkle_agentic.envs.openenv._rendering import start_error
 from twinkle_agentic.envs.openenv._reset_kwargs import (
     collect_reset_kwargs,
@@ -350,7 +351,7 @@ class OpenEnv(Adapter):
         except BaseException as error:
             if not self._is_fatal(error):  # the model may recover, as on a server
                 log_raised(error, f"the step of {type(self._env).__name__}")
-                return self._episode.failed(str(error) or repr(error), kind=ErrorKind.TOOL)
+                return self._raised(describe_raised(str(error)), arguments)
             reason = f"{type(error).__name__}: {error}" if str(error) else repr(error)
             self._episode.lose(f"the environment raised {reason}", kind=ErrorKind.ENV)
             if not isinstance(error, (Exception, SystemExit)):
@@ -363,8 +364,9 @@ class OpenEnv(Adapter):
                 episode_reward=self._episode.reward,
             )
         self._last_result = returned
+        note = self._not_offered(arguments)
         try:
-            text, images = self._rendered(result.observation, result.observation)
+            text, images = self._rendered(result.observation, result.observation, note=note)
         except Exception as error:
             return self._episode.failed(error, kind=ErrorKind.ENV)
         return self._scored(
