@@ -16,6 +16,11 @@ from twinkle_agentic.protocol.errors import (
 )
 from twinkle_agentic.protocol.retry import parse_retry_after
 
+try:  # an extra; it halves the time of a reply with tokens
+    from orjson import loads as _fast_loads
+except ImportError:
+    _fast_loads = json.loads
+
 __all__ = ["Completion", "completion_of", "error_of", "read_completion"]
 
 _SHOWN_CHARS = 500  # of a provider's text in an error
@@ -97,7 +102,7 @@ def read_completion(status: int, headers: Mapping[str, str], body: bytes) -> Com
     if status != 200:
         raise error_of(status, headers, body)
     try:
-        reply: Any = json.loads(body)
+        reply: Any = _loads(body)
     except (ValueError, RecursionError) as error:
         raise ApiReplyError(
             f"the reply is no JSON ({error}): {_shown(body)!r}; is base_url right?", status=status
@@ -198,6 +203,13 @@ def _message(choice: Any, body: bytes) -> dict[str, Any]:
     return message
 
 
+def _loads(body: bytes) -> Any:
+    try:
+        return _fast_loads(body)
+    except ValueError:
+        return json.loads(body)  # takes more: NaN, halves of characters, deeper nesting
+
+
 def _ids(value: Any) -> list[int] | None:
     return cast("list[int]", value) if isinstance(value, list) else None
 
@@ -206,7 +218,10 @@ def _logprobs(value: Any) -> list[Any] | None:
     content = fields_of(value).get("content")
     if not isinstance(content, list):
         return None
-    return [fields_of(entry).get("logprob") for entry in items_of(cast("object", content))]
+    try:
+        return [entry["logprob"] for entry in cast("list[Any]", content)]
+    except (KeyError, TypeError, IndexError):
+        return [fields_of(entry).get("logprob") for entry in items_of(cast("object", content))]
 
 
 def _shown(body: bytes) -> str:

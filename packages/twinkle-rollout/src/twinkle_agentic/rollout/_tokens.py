@@ -81,7 +81,7 @@ def token_turn(
         problem = "log probabilities were asked for, and the server sent none"
     elif not _are_ids(prompt_token_ids) or not _are_ids(token_ids):
         problem = "token ids that are no whole numbers >= 0"
-    elif logprobs is not None and not all(_is_logprob(value) for value in logprobs):
+    elif logprobs is not None and not _are_logprobs(logprobs):
         problem = "log probabilities that are no finite numbers <= 0"
     elif logprobs is not None and token_ids is not None and len(logprobs) != len(token_ids):
         problem = f"{len(token_ids)} token ids, but {len(logprobs)} log probabilities"
@@ -95,9 +95,11 @@ def token_turn(
 
 
 def _are_ids(ids: list[Any] | None) -> bool:
-    return ids is None or all(type(value) is int and value >= 0 for value in ids)
+    return not ids or (set(map(type, ids)) == {int} and min(ids) >= 0)
 
 
-def _is_logprob(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value <= 0
+def _are_logprobs(values: list[Any]) -> bool:
+    kinds = set(map(type, values))
+    if bool in kinds or not all(issubclass(kind, (int, float)) for kind in kinds):
+        return False
+    return all(map(math.isfinite, values)) and max(values, default=0) <= 0
