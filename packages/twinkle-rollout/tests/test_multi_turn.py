@@ -22,7 +22,12 @@ from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EnvTool
 from twinkle_agentic.envs.errors import CapacityError, EnvError, SandboxLostError
 from twinkle_agentic.protocol import SamplingParams
-from twinkle_agentic.rollout import APIMultiTurnRollout, MultiTurnRollout
+from twinkle_agentic.rollout import (
+    APIMultiTurnRollout,
+    FailurePolicy,
+    MultiTurnRollout,
+    RolloutFailedError,
+)
 from twinkle_agentic.rollout._token_bridge import (
     BridgeError,
     append_ids,
@@ -1098,3 +1103,41 @@ def test_a_finish_reason_may_be_an_object(
     odd, fine = rollout_of(sampler, template, echo)(prompts("a", "b"))
     assert (odd["stop_reason"], odd["error_kind"], odd["turns"]) == (stop_reason, kind, 1)
     assert fine["stop_reason"] == stop_reason  # neither costs the batch
+
+
+# --- groups and failures
+
+
+def test_groups_are_sampled_in_one_batch_and_a_failed_one_is_left_out(template: Template) -> None:
+    lost = StepResult.failed(SandboxLostError("the sandbox is lost"))
+    made: list[Any] = []
+
+    def factory(trajectory: Any) -> Any:
+        fails = trajectory["messages"][0]["content"] == "b" and trajectory["sample"] == 1
+        made.append(Arena(1, step=lost if fails else None))
+        return made[-1]
+
+    sampler = Sampler(template, play)
+    policy = FailurePolicy(by_kind={"sandbox_lost": "drop_group"})
+    rollout = rollout_of(
+        sampler, template, env_factory=factory, group_size=2, failure_policy=policy
+    )
+    outs = rollout(prompts("a", "b", "c"))
+    assert sampler.batches == [6]
+    assert [(out["group_id"], out["sample"]) for out in outs] == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert [out["reward"] for out in outs] == [0.5] * 4
+    seeds = [env.trajectory["user_data"]["seed"] for env in made]
+    assert len(set(seeds)) == 3
+    assert (outs.coverage.asked, outs.coverage.scored, outs.coverage.dropped) == (6, 5, 2)
+    assert all(env.log[-1] == "close" for env in made)
+    assert all(len(out["turn_timings"]) == out["turns"] for out in outs)
+
+
+def test_a_failure_that_ends_the_rollout_closes_all_envs(template: Template) -> None:
+    lost = StepResult.failed(SandboxLostError("the sandbox is lost"))
+    envs = [Arena(9), Arena(9, step=lost), Arena(9)]
+    policy = FailurePolicy(default="fail")
+    with pytest.raises(RolloutFailedError, match="the sandbox is lost"):
+        play_in(template, *envs, failure_policy=policy, max_turns=9)
+    assert all(env.log[-1] == "close" for env in envs)
+    assert envs[0].steps < 9

@@ -13,7 +13,7 @@ from twinkle_agentic.rollout._checks import check_trajectories
 from twinkle_agentic.rollout.failures import Coverage
 from twinkle_agentic.rollout.types import FinishedTrajectory
 
-__all__ = ["AsyncTrajectoryStream", "Feed", "TrajectoryStream"]
+__all__ = ["AsyncTrajectoryStream", "TrajectoryStream"]
 
 logger = logging.getLogger(__name__)
 
