@@ -18,8 +18,6 @@ from sandbox_server.http import JsonResponse, error_response
 from sandbox_server.metrics import Metrics
 from sandbox_server.registry import Registry
 
-__all__ = ["SandboxApp", "create_app"]
-
 _ID_HEADERS = ("e2b-sandbox-id", "x-agentenv-sandbox-id")
 _PORT_HEADERS = ("e2b-sandbox-port", "x-agentenv-sandbox-port")
 _HOST = re.compile(
@@ -57,16 +55,18 @@ class SandboxApp:
             await send({"type": "websocket.close", "code": 1003})
 
     async def _http(self, request: Request, send: Send) -> None:
+        lost_status = 404
         try:
             sandbox_id, port = _destination(request, self.config.domain)
             if sandbox_id is not None:
+                lost_status = 502
                 self.metrics.requests.labels("sandbox").inc()
                 await self._sandbox(sandbox_id, port, request, send)
                 return
             self.metrics.requests.labels("control").inc()
             response = await self._control(request)
         except Exception as error:
-            response = error_response(as_api_error(error, lost_status=404))
+            response = error_response(as_api_error(error, lost_status=lost_status))
         await response(request.scope, request.receive, send)
 
     async def _control(self, request: Request) -> Response:
@@ -83,7 +83,7 @@ class SandboxApp:
                 502,
                 f"port {port!r} of the sandbox is not open: this server forwards only {ENVD_PORT}",
             )
-        record = self.registry.find_for_traffic(sandbox_id)
+        record = self.registry.get(sandbox_id, status=502)
         check_sandbox_access(record, request)
         await self.registry.make_reachable(record)
         await serve_envd(record, request, send)

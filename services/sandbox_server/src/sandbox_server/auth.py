@@ -14,8 +14,6 @@ from starlette.requests import Request
 from sandbox_server.errors import ApiError
 from sandbox_server.record import SandboxRecord
 
-__all__ = ["check_control_access", "check_sandbox_access", "is_loopback", "is_signed"]
-
 
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address is this machine's loopback."""

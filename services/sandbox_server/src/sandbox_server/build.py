@@ -20,8 +20,6 @@ from twinkle_isolation import GuestError, GuestProcess, SandboxLostError
 if TYPE_CHECKING:
     from sandbox_server.registry import Registry
 
-__all__ = ["BuildRequest", "Step", "run_build"]
-
 _STEP_TIMEOUT_S = 1800.0
 _BUILD_TIMEOUT_S = 3600.0
 _READY_TIMEOUT_S = 300.0

@@ -20,8 +20,6 @@ from sandbox_server.templates import DataDirInUseError
 from twinkle_isolation import Limits
 from twinkle_isolation.listening import CannotListenError, listen, url_of
 
-__all__ = ["main"]
-
 _NOT_STARTED = 3  # the exit code of uvicorn itself where the application does not start
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from twinkle_isolation import IsolationMode, Limits
 
-__all__ = ["ENVD_PORT", "ENVD_VERSION", "ServerConfig"]
-
 ENVD_VERSION = "0.5.15"  # the version AgentENV ships; clients choose their requests by it
 ENVD_PORT = 49983
 

@@ -11,8 +11,6 @@ from sandbox_server.registry import Registry
 from sandbox_server.templates import Template, new_id
 from twinkle_isolation import GuestError, SandboxLostError
 
-__all__ = ["fork", "save_files", "snapshot"]
-
 
 async def snapshot(registry: Registry, record: SandboxRecord, names: list[str]) -> Template:
     """Save the files of a sandbox (no memory); its processes stand still meanwhile.
@@ -74,11 +72,7 @@ async def save_files(registry: Registry, record: SandboxRecord, *, keep: bool = 
 async def fork(
     registry: Registry, record: SandboxRecord, count: int, timeout_s: float
 ) -> list[SandboxRecord | ApiError]:
-    """Make `count` sandboxes with the files of one; each succeeds or fails alone.
-
-    Raises:
-        ApiError: The files could not be saved.
-    """
+    """Make `count` sandboxes with the files of one; each succeeds or fails alone."""
     template = Template(
         template_id=record.template_id,
         names=[] if record.alias is None else [record.alias],

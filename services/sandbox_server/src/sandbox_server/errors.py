@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect
 from twinkle_isolation import GuestError, SandboxLostError
 
 logger = logging.getLogger(__name__)
-__all__ = ["CONNECT_STATUS", "ApiError", "as_api_error"]
 
 CONNECT_STATUS: Mapping[str, int] = {
     "already_exists": 409,
@@ -41,7 +40,7 @@ _CODE_OF_STATUS = {status: code for code, status in CONNECT_STATUS.items()} | {
 
 
 class ApiError(Exception):
-    """A request that is answered with an error.
+    """A request that is answered with an error. "Raises 404" in a docstring means this one.
 
     Attributes:
         status: HTTP status.

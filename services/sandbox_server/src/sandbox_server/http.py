@@ -14,8 +14,6 @@ from starlette.responses import Response
 
 from sandbox_server.errors import ApiError
 
-__all__ = ["Body", "JsonResponse", "error_response", "parse", "read", "while_connected"]
-
 _MAX_DRAINED_BYTES = 256 << 20
 _DRAIN_TIMEOUT_S = 20.0
 

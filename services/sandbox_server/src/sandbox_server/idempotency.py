@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from sandbox_server.errors import ApiError
 from sandbox_server.record import SandboxRecord
 
-__all__ = ["IdempotencyKeys"]
-
 _MAX_KEYS = 4096
 _LIFETIME_S = 900.0
 

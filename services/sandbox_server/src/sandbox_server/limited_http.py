@@ -18,8 +18,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sandbox_server.auth import is_loopback
 
-__all__ = ["ConnectionLimits", "LimitedProtocol", "OncePerSecond", "limits"]
-
 MAX_HEAD_BYTES = 64 << 10
 """Of request line and headers together; longer ones are answered with 400."""
 

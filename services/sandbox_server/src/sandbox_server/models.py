@@ -8,8 +8,6 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 
-__all__ = ["Environment", "Message", "Text", "Whole", "limited_texts", "time_text"]
-
 _MAX_ENVIRONMENT_CHARS = 1 << 20
 
 

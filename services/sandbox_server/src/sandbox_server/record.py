@@ -7,11 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sandbox_server.envd.processes import ProcessTable
-from sandbox_server.envd.watchers import WatcherTable
+from sandbox_server.envd.processes import RunningProcess
+from sandbox_server.envd.watchers import Watcher
 from twinkle_isolation import ExecResult, GuestProcess, Sandbox
-
-__all__ = ["SandboxRecord"]
 
 _SHELL = ("/bin/bash", "-l", "-c")
 _CLOCK_SET_S = 1.0  # a wall clock that is further off was set, not slewed
@@ -53,8 +51,8 @@ class SandboxRecord:
     begun: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     state: Literal["running", "paused"] = "running"
-    processes: ProcessTable = field(default_factory=ProcessTable)
-    watchers: WatcherTable = field(default_factory=WatcherTable)
+    processes: dict[int, RunningProcess] = field(default_factory=dict[int, RunningProcess])
+    watchers: dict[str, Watcher] = field(default_factory=dict[str, Watcher])
     cpu_sample: tuple[float, float] | None = None
     ending: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sandbox_server.config import ServerConfig
-from sandbox_server.errors import ApiError, as_api_error
+from sandbox_server.errors import ApiError
 from sandbox_server.idempotency import IdempotencyKeys
 from sandbox_server.metrics import Metrics
 from sandbox_server.record import SandboxRecord
@@ -30,7 +30,6 @@ from twinkle_isolation import (
 )
 
 logger = logging.getLogger(__name__)
-__all__ = ["Registry"]
 
 _TICK_S = 0.25
 _RESUMED_TIMEOUT_S = 300.0
@@ -242,34 +241,16 @@ class Registry:
 
     # Look up
 
-    def get(self, sandbox_id: str) -> SandboxRecord:
-        """Return a sandbox.
-
-        Raises:
-            ApiError: There is none with that id (404).
-        """
+    def get(self, sandbox_id: str, *, status: int = 404) -> SandboxRecord:
+        """Return a sandbox. Raises `status`."""
         record = self.records.get(sandbox_id)
         if record is None:
-            raise ApiError(404, f"sandbox {sandbox_id!r} was not found: it ended or never was")
-        return record
-
-    def find_for_traffic(self, sandbox_id: str) -> SandboxRecord:
-        """Return a sandbox for a request to it.
-
-        Raises:
-            ApiError: It is not there (502, as E2B's proxy answers).
-        """
-        record = self.records.get(sandbox_id)
-        if record is None:
-            raise ApiError(502, f"the sandbox {sandbox_id!r} was not found: it ended or never was")
+            text = f"the sandbox {sandbox_id!r} was not found: it ended or never was"
+            raise ApiError(status, text)
         return record
 
     async def make_reachable(self, record: SandboxRecord) -> None:
-        """Resume a paused sandbox if that was agreed. First see that the request may use it.
-
-        Raises:
-            ApiError: It is paused (502, as E2B's proxy answers).
-        """
+        """Resume a paused sandbox if that was agreed. First see that the request may use it."""
         if record.state == "paused":
             if not record.auto_resume:
                 raise ApiError(
@@ -277,10 +258,7 @@ class Registry:
                     f"a running sandbox {record.sandbox_id!r} was not found: it is paused, "
                     "connect first",
                 )
-            try:
-                await self.resume(record, max(record.timeout_s, _RESUMED_TIMEOUT_S))
-            except ApiError as error:
-                raise ApiError(502, error.message) from error
+            await self.resume(record, max(record.timeout_s, _RESUMED_TIMEOUT_S))
 
     # Life
 
@@ -291,36 +269,28 @@ class Registry:
         await record.sandbox.kill()
 
     async def pause(self, record: SandboxRecord) -> None:
-        """Stop the sandbox's processes; its lease becomes the longest allowed.
-
-        Raises:
-            ApiError: It is paused already (409), or gone (404).
-        """
+        """Stop the sandbox's processes; its lease becomes the longest allowed. Raises 409, 404."""
         async with record.lock:
             if record.state == "paused":
                 raise ApiError(409, f"sandbox {record.sandbox_id!r} is paused already")
             try:
                 await record.sandbox.pause()
-            except SandboxLostError as error:
+            except SandboxLostError:
                 self._forget(record)
-                raise as_api_error(error, lost_status=404) from error
+                raise
             record.state = "paused"
             self._lease(record, self.config.max_timeout_s)
 
     async def resume(self, record: SandboxRecord, timeout_s: float) -> bool:
-        """Let the processes go on with a new lease; return whether it was paused.
-
-        Raises:
-            ApiError: It is gone (404).
-        """
+        """Let the processes go on with a new lease; return whether it was paused. Raises 404."""
         async with record.lock:
             if record.state == "running":
                 return False
             try:
                 await record.sandbox.resume()
-            except SandboxLostError as error:
+            except SandboxLostError:
                 self._forget(record)
-                raise as_api_error(error, lost_status=404) from error
+                raise
             record.state = "running"
             record.timeout_s = timeout_s
             self._lease(record, timeout_s)
@@ -333,11 +303,7 @@ class Registry:
             self._lease(record, timeout_s)
 
     def allowed_timeout(self, seconds: float | None, default: float) -> float:
-        """Return the lifetime that a request asks for, or the default.
-
-        Raises:
-            ApiError: It is longer than this server allows (400).
-        """
+        """Return the lifetime that a request asks for, or the default. Raises 400."""
         longest = self.config.max_timeout_s
         if seconds is not None and seconds > longest:
             raise ApiError(400, f"timeout={seconds:g} is not a number of seconds in 0..{longest:g}")
@@ -373,11 +339,11 @@ class Registry:
                 try:
                     async with asyncio.timeout(self.config.answer_timeout_s):
                         await self.pause(record)
-                except (ApiError, TimeoutError) as error:
+                except (ApiError, SandboxLostError, TimeoutError) as error:
                     if record.lease_end > time.monotonic():
                         return  # paused or renewed by somebody else
                     logger.warning(
-                        "sandbox %s is killed, for it could not be paused: %s",
+                        "sandbox %s is killed, since it could not be paused: %s",
                         record.sandbox_id,
                         error or "it took too long",
                     )

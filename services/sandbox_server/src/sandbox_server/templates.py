@@ -22,7 +22,6 @@ from twinkle_isolation import SandboxLostError
 from twinkle_isolation.scratch import make_scratch
 
 logger = logging.getLogger(__name__)
-__all__ = ["BuildState", "DataDirInUseError", "Template", "TemplateStore", "new_id"]
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _DIRECTORY = "sandbox-server-templates"
@@ -189,11 +188,7 @@ class TemplateStore:
         return None
 
     def get(self, name: str, status: int = 404) -> Template:
-        """Return a template that sandboxes can start from.
-
-        Raises:
-            ApiError: There is none with that name (`status`), or it is not built.
-        """
+        """Return a template that sandboxes can start from."""
         template = self.find(name)
         if template is None:
             known = sorted({n for t in self.all(snapshots=False) for n in t.names})[:20]
@@ -205,11 +200,7 @@ class TemplateStore:
         return template
 
     def add(self, template: Template) -> None:
-        """Hold a template.
-
-        Raises:
-            ApiError: There are too many (429).
-        """
+        """Hold a template. Raises 429."""
         if template.template_id not in self._templates and len(self._templates) >= self._limit:
             raise ApiError(
                 429,
@@ -219,11 +210,7 @@ class TemplateStore:
         self._templates[template.template_id] = template
 
     def save(self, template: Template) -> None:
-        """Write what a later server needs.
-
-        Raises:
-            ApiError: The disk is full (507).
-        """
+        """Write what a later server needs. Raises 507."""
         path = self.directory / f"{template.template_id}.json"
         part = path.with_suffix(".json.part")
         try:

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from sandbox_server.errors import ApiError
 
-__all__ = ["page_of"]
-
 Entry = TypeVar("Entry")
 
 

@@ -102,11 +102,7 @@ class _SandboxQuery(Message):
 
 
 def found(request: Request) -> tuple[Registry, SandboxRecord]:
-    """Return the registry, and the sandbox that the path names.
-
-    Raises:
-        ApiError: There is none with that id (404).
-    """
+    """Return the registry, and the sandbox that the path names. Raises 404."""
     registry: Registry = request.app.registry
     return registry, registry.get(request.path_params["id"])
 

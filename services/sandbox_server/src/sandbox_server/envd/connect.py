@@ -22,8 +22,6 @@ from sandbox_server.http import JsonResponse, parse, read, while_connected
 from sandbox_server.models import Message
 from sandbox_server.record import SandboxRecord
 
-__all__ = ["Answer", "Call", "Method", "serve_client_stream", "serve_stream", "serve_unary"]
-
 Answer = dict[str, Any]
 Method = tuple[type[Message], Callable[..., Any]]
 """The model of what a method takes, and its handler."""
@@ -45,11 +43,7 @@ class Call:
 
     @property
     def timeout_s(self) -> float | None:
-        """The deadline in seconds from now.
-
-        Raises:
-            ApiError: The header is not a number.
-        """
+        """The deadline in seconds from now."""
         text = self.request.headers.get("connect-timeout-ms")
         if text is None:
             return None

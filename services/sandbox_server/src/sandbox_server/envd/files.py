@@ -18,8 +18,6 @@ from sandbox_server.errors import ApiError, as_api_error
 from sandbox_server.http import Body, JsonResponse, error_response, while_connected
 from sandbox_server.record import SandboxRecord
 
-__all__ = ["download", "serve_files", "upload"]
-
 _CHUNK_BYTES = 256 * 1024
 _WHOLE_BYTES = 1 << 20  # up to this an answer has a length and is sent at once
 _MAX_DOWNLOAD_BYTES = 16 << 30

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 from sandbox_server.envd.connect import Answer, Call, Method
-from sandbox_server.envd.watchers import events_lost
+from sandbox_server.envd.watchers import Watcher, events_lost
 from sandbox_server.errors import ApiError
 from sandbox_server.models import Message, Text, Whole
 from sandbox_server.record import SandboxRecord
 from twinkle_isolation import DirEntry, WatchEvent
 
 _ENTRIES_PER_TURN = 500
+_MAX_WATCHERS = 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_NS = -62_135_596_800 * 10**9
 _LAST_NS = 253_402_300_799 * 10**9  # no fraction, which a client might round up
@@ -88,21 +90,32 @@ async def _remove(call: Call, message: _PathRequest) -> Answer:
 async def _create_watcher(call: Call, message: _WatchRequest) -> Answer:
     path = locate(call.record, message.path)
     watch = await call.record.sandbox.watch(path, user=call.user, recursive=message.recursive)
-    try:
-        return {"watcherId": call.record.watchers.add(watch)}
-    except ApiError:
+    watchers = call.record.watchers
+    if len(watchers) >= _MAX_WATCHERS:
         await watch.close()
-        raise
+        raise ApiError(429, f"more than {_MAX_WATCHERS} watchers in one sandbox: remove some")
+    watcher_id = secrets.token_hex(8)
+    watchers[watcher_id] = Watcher(watch)
+    return {"watcherId": watcher_id}
 
 
 async def _get_watcher_events(call: Call, message: _WatcherRequest) -> Answer:
-    events = call.record.watchers.find(message.watcher_id).take()
+    events = _watcher(call, message.watcher_id).take()
     return {"events": [_event(event) for event in events]}
 
 
 async def _remove_watcher(call: Call, message: _WatcherRequest) -> Answer:
-    await call.record.watchers.remove(message.watcher_id)
+    watcher = _watcher(call, message.watcher_id)
+    del call.record.watchers[message.watcher_id]
+    await watcher.close()
     return {}
+
+
+def _watcher(call: Call, watcher_id: str) -> Watcher:
+    watcher = call.record.watchers.get(watcher_id)
+    if watcher is None:
+        raise ApiError(404, f"watcher {watcher_id!r} not found")
+    return watcher
 
 
 async def _watch_dir(call: Call, message: _WatchRequest) -> AsyncGenerator[Answer, None]:

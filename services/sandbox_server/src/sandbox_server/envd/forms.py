@@ -11,8 +11,6 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from sandbox_server.errors import ApiError
 
-__all__ = ["FormEvent", "file_content", "form_events"]
-
 _MAX_HEADER_BYTES = 16 << 10
 _MAX_PARTS = 1000
 
@@ -21,11 +19,7 @@ FormEvent = tuple[Literal["file", "data", "end"], bytes]
 
 
 async def form_events(content_type: str, source: AsyncIterator[bytes]) -> AsyncIterator[FormEvent]:
-    """Yield what a form holds; parts that are no file are left out. Nothing is kept.
-
-    Raises:
-        ApiError: It is not a form, or ends in the middle (400).
-    """
+    """Yield what a form holds; parts that are no file are left out. Nothing is kept. Raises 400."""
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise ApiError(400, "the form cannot be read: its content type has no boundary")

@@ -134,7 +134,7 @@ async def _list_processes(call: Call, message: Message) -> Answer:
                 "pid": running.process.pid,
                 **({} if running.tag is None else {"tag": running.tag}),
             }
-            for running in call.record.processes.all()
+            for running in call.record.processes.values()
         ]
     }
 
@@ -161,7 +161,7 @@ async def _start(call: Call, message: _StartRequest) -> AsyncGenerator[Answer, N
     )
     running = RunningProcess(process, config.model_dump(exclude_none=True), message.tag)
     events = _events(call, running)  # subscribes before the output is read
-    call.record.processes.add(running)
+    running.start(call.record.processes)
     async with contextlib.aclosing(events):
         async for event in events:
             yield {"event": event}
@@ -204,7 +204,15 @@ def _events(call: Call, running: RunningProcess) -> AsyncGenerator[Answer, None]
 
 
 def _find(call: Call, selector: _Selector) -> RunningProcess:
-    return call.record.processes.find(pid=selector.pid, tag=selector.tag)
+    processes = call.record.processes
+    if selector.pid is not None:
+        running = processes.get(selector.pid)
+    else:
+        running = next((r for r in processes.values() if r.tag == selector.tag), None)
+    if running is None:
+        what = selector.model_dump(exclude_none=True)
+        raise ApiError(404, f"process {what} not found: it has ended or never was")
+    return running
 
 
 async def _send_input(call: Call, message: _InputRequest) -> Answer:

@@ -16,19 +16,13 @@ from sandbox_server.envd.files import serve_files
 from sandbox_server.errors import ApiError
 from sandbox_server.record import SandboxRecord
 
-__all__ = ["serve_envd"]
-
 _UNARY = filesystem.UNARY | process.UNARY
 _STREAMS = filesystem.STREAMS | process.STREAMS
 _CLIENT_STREAMS = process.CLIENT_STREAMS
 
 
 async def serve_envd(record: SandboxRecord, request: Request, send: Send) -> None:
-    """Answer one request for a sandbox that runs and that the request may use.
-
-    Raises:
-        ApiError: There is no such method, or the user cannot be read.
-    """
+    """Answer one request for a sandbox that runs and that the request may use."""
     path = request.scope["path"]
     if path == "/health":
         await Response(status_code=204)(request.scope, request.receive, send)
