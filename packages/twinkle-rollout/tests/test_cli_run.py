@@ -232,6 +232,8 @@ def test_a_server_that_comes_back_costs_no_episode(folder: Path) -> None:
     assert process.returncode == 0, out + errors
     assert "waiting: the server is back" in errors
     assert [row["reward"] for row in rows(folder)] == [1.0] * 12
+    assert len(list((folder / "out/traces").iterdir())) == 12
+    assert "completed" not in errors
 
 
 def test_a_server_that_stays_away_stops_the_run(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -121,7 +122,6 @@ def _finished(
     by_id = {str(dict(task)["id"]): task for task in tasks}
     played = Counter[str]()
     away: set[str] = set()  # in flight when a server went away
-    left = len(tasks)
     same = SameFailures(max_same_failures)
 
     def inputs() -> Iterator[Trajectory]:
@@ -130,7 +130,7 @@ def _finished(
             yield task
 
     def keep(row: Any) -> None:
-        # At once, so that a kill loses nothing; what has failed may be played again.
+        # At once, so that a kill loses nothing; what has failed may yet be played again.
         if row.get("reward") is not None and defect_of(row) is None:
             output.add(row)
 
@@ -146,14 +146,17 @@ def _finished(
             if lost and name in away and played[name] < _MAX_PLAYED:
                 away.discard(name)
                 played[name] += 1
+                if trace := row.get("trace_path"):
+                    Path(trace).unlink(missing_ok=True)
                 stream.submit(by_id[name])
                 continue
             ended.add(name)
+            if row.get("reward") is None:
+                output.add(row)
             yield row
             same.add(row)
-            left -= 1
-            if not left:
-                stream.finish()
+            if len(ended) == len(by_id):
+                return
 
 
 def _to_stderr(line: str) -> None:

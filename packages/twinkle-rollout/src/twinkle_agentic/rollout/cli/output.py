@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -65,6 +66,7 @@ class RunOutput:
         self._lock = FileLock(folder / ".lock")
         self._file: FileIO | None = None
         self._spoilt = False
+        self._writing = threading.Lock()
 
     @property
     def traces(self) -> Path:
@@ -185,10 +187,13 @@ class RunOutput:
         return self.kept.get(name) or fresh.get(name)
 
     def add(self, trajectory: Any) -> None:
-        """Append one finished trajectory to the part file, where it can be written."""
+        """Append one finished trajectory to the part file, where it can be written. Thread-safe."""
+        with self._writing:
+            self._append(json_line(trajectory).encode())
+
+    def _append(self, line: bytes) -> None:
         if self._file is None or self._spoilt:
             return
-        line = json_line(trajectory).encode()
         start = os.fstat(self._file.fileno()).st_size
         try:
             while line:
