@@ -198,6 +198,10 @@ def test_a_fault_of_the_env_stops_the_run(folder: Path, scripted: str, env: str)
     assert "NameError" in done.stderr
     assert "9 of 12 episodes were not played" in done.stderr
     assert not (folder / "out/trajectories.jsonl").exists()
+    on = run(folder, arguments(scripted, "--max-same-failures", "0", "--resume", env=env))
+    assert on.returncode == 1
+    assert len(rows(folder)) == 12
+    assert "NameError" in on.stdout
     (folder / "envs.py").write_text(
         _ENV.replace("StepResult(undefined_name)", "StepResult('', reward=2.0, done=True)").replace(
             "return missing_env", "return Good()"

@@ -14,10 +14,10 @@ from rich.markup import escape
 from twinkle_agentic.envs.base import Env
 from twinkle_agentic.protocol.openai import OpenAI
 from twinkle_agentic.rollout.api_multi_turn import APIMultiTurnRollout
+from twinkle_agentic.rollout.cli.guards import SameFailures, Servers, StoppedError, defect_of
 from twinkle_agentic.rollout.cli.output import RunOutput
 from twinkle_agentic.rollout.cli.progress import make_progress
 from twinkle_agentic.rollout.cli.refusal import EXIT_FAILED
-from twinkle_agentic.rollout.cli.server_wait import SameFailures, Servers, StoppedError, defect_of
 from twinkle_agentic.rollout.cli.summary import (
     print_summary,
     print_table,
@@ -88,6 +88,12 @@ def execute(
             f"[yellow]{missing} of {len(trajectories)} trajectories have no reward: an "
             f"infrastructure failure is not a score of 0. The column `error` says why{again}.[/]"
         )
+    defects = [text for row in trajectories if (text := defect_of(row)) is not None]
+    if defects and not stopped:
+        console.print(
+            f"[yellow]{len(defects)} episodes failed in every step by a fault of the env's own "
+            f"code, so that their reward says nothing: {escape(defects[0])}[/]"
+        )
     if stopped:
         _to_stderr(
             f"[red]stopped:[/] {escape(stopped)}. {len(tasks) - len(trajectories)} of {len(tasks)} "
@@ -103,7 +109,7 @@ def execute(
             markup=False,
         )
     trained, turns = trainable_turns(trajectories)
-    failed = bool(missing or stopped or unwritten) or trained < turns
+    failed = missing or defects or stopped or unwritten or trained < turns
     return EXIT_FAILED if failed else 0
 
 

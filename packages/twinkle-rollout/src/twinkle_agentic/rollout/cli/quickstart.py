@@ -62,7 +62,12 @@ def quickstart(
         lambda port: [sys.executable, "-m", "openenv_server", "--port", str(port)],
         env={"MAX_CONCURRENT_ENVS": str(concurrency)},
     )
-    endpoint = ServerProcess("scripted endpoint", lambda port: _endpoint_command(port, faults))
+    module = "twinkle_agentic.rollout.cli.scripted_endpoint"
+    options = ["--delay-s", "0.05", *(["--faults"] if faults else [])]
+    endpoint = ServerProcess(
+        "scripted endpoint",
+        lambda port: [sys.executable, "-m", module, "--port", str(port), *options],
+    )
     console.print(
         "[bold]A scripted policy answers here, not a model[/]: it knows the packaged tasks and "
         "hands in prepared attempts."
@@ -86,9 +91,3 @@ def quickstart(
             request_timeout_s=5.0 if faults else 60.0,
             deadline_s=120.0,
         )
-
-
-def _endpoint_command(port: int, faults: bool) -> list[str]:
-    module = "twinkle_agentic.rollout.cli.scripted_endpoint"
-    command = [sys.executable, "-m", module, "--port", str(port), "--delay-s", "0.05"]
-    return [*command, "--faults"] if faults else command

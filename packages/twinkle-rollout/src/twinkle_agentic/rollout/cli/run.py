@@ -78,7 +78,7 @@ def run(console: Console, options: RunOptions) -> int:
     from twinkle_agentic.protocol.sampling import SamplingParams
     from twinkle_agentic.rollout.cli.execution import execute
     from twinkle_agentic.rollout.cli.first_turn import check_first_turn
-    from twinkle_agentic.rollout.cli.server_wait import Servers
+    from twinkle_agentic.rollout.cli.guards import Servers
 
     try:
         sampling = SamplingParams(

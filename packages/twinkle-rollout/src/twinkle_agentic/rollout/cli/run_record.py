@@ -14,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Self, cast
 
+from twinkle_agentic.rollout.cli.guards import defect_of
 from twinkle_agentic.rollout.cli.options import RunOptions
 from twinkle_agentic.rollout.cli.refusal import RefusedError
 from twinkle_agentic.rollout.cli.tasks import sample_mark
@@ -136,7 +137,7 @@ class RunRecord:
 
 
 def scored_rows(path: Path, *, samples: int = 1) -> dict[str, dict[str, Any]]:
-    """Read the trajectories of an earlier run that have a reward, by `id`.
+    """Read the trajectories of an earlier run whose reward says something, by `id`.
 
     Args:
         path: JSON Lines. A last line that was cut in the middle is left out.
@@ -168,7 +169,7 @@ def scored_rows(path: Path, *, samples: int = 1) -> dict[str, dict[str, Any]]:
         if samples > 1 and "sample" not in row:
             row |= sample_mark(name, 0)
             name = row["id"]
-        if reward is not None:
+        if reward is not None and defect_of(row) is None:
             rows[name] = cast("dict[str, Any]", row)
     return rows
 
