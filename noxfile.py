@@ -121,7 +121,16 @@ def fuzz(session: nox.Session) -> None:
     sync(session, "--package", "twinkle-sandbox-server", "--group", "test", "--group", "fuzz")
     sync(session, "--package", "twinkle-envs-agentenv")
     file = "services/sandbox_server/tests/fuzz_server.py"
-    session.run("pytest", "-q", "--timeout=1800", file, *session.posargs)
+    session.run("pytest", "-sq", "--timeout=1800", file, *session.posargs)
+
+
+@nox.session(default=False)
+def cycles(session: nox.Session) -> None:
+    """200 lives of sandboxes, 50 killed clients and a killed server leave nothing (3 min)."""
+    sync(session, "--package", "twinkle-sandbox-server", "--group", "test")
+    sync(session, "--package", "twinkle-envs-agentenv")
+    file = "services/sandbox_server/tests/cycles.py"
+    session.run("pytest", "-sv", "--timeout=1800", file, *session.posargs)
 
 
 @nox.session(default=False)

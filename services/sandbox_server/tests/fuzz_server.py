@@ -140,7 +140,9 @@ def healthy(target: Target) -> Iterator[None]:
     )
     assert listed.status_code == 200
     assert target.log.read_text() == ""
-    assert target.resident_bytes() - before < MAX_GROWTH_BYTES
+    growth = target.resident_bytes() - before
+    print(f"\n{target.sent} requests so far; memory of the server {growth / 2**20:+.1f} MB here")
+    assert growth < MAX_GROWTH_BYTES
 
 
 # Values
