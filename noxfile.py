@@ -47,6 +47,7 @@ class Package:
     folder: str
     extras: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()  # further distributions of the workspace
+    groups: tuple[str, ...] = ()  # further groups of uv.lock
 
 
 PACKAGES = [
@@ -55,10 +56,20 @@ PACKAGES = [
     Package("twinkle-envs-openenv", "packages/twinkle-envs-openenv", extras=("ray", "embedded")),
     Package("twinkle-envs-agentenv", "packages/twinkle-envs-agentenv"),
     Package("twinkle-rollout", "packages/twinkle-rollout"),
-    Package("twinkle-isolation", "packages/twinkle-isolation", extras=("bubblewrap",)),
+    Package(
+        "twinkle-isolation",
+        "packages/twinkle-isolation",
+        extras=("bubblewrap",),
+        groups=("figures",),
+    ),
     Package("twinkle-openenv-server", "services/openenv_server", extras=("openenv",)),
     # The service is driven by the unmodified SDK, which comes with the client.
-    Package("twinkle-sandbox-server", "services/sandbox_server", beside=("twinkle-envs-agentenv",)),
+    Package(
+        "twinkle-sandbox-server",
+        "services/sandbox_server",
+        beside=("twinkle-envs-agentenv",),
+        groups=("figures",),
+    ),
 ]
 BY_NAME = {package.name: package for package in PACKAGES}
 
@@ -101,6 +112,8 @@ def tests(session: nox.Session, package: str) -> None:
     """A package's own tests, with only that package and what it requires installed."""
     chosen = BY_NAME[package]
     sync(session, "--only-group", "test")
+    for group in chosen.groups:
+        sync(session, "--only-group", group)
     extras = [f"--extra={extra}" for extra in chosen.extras]
     sync(session, "--package", chosen.name, *extras)
     for other in chosen.beside:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,8 +54,9 @@ class Launcher:
         isolation: `bubblewrap`, or `process`: a directory, limits and (for root) another user, but
             no boundary. Where `bubblewrap` does not work nothing takes its place by itself.
         shares: Directories of the host that sandboxes see read-only at their own path, as far as
-            other users may read them. `DIR/bin` is put in front of `PATH`. This interpreter's
-            directory is always shared, behind the usual `PATH`.
+            other users may read them. `DIR/bin` is put in front of `PATH`, and where DIR is a
+            virtual environment of this version of Python, `Sandbox.start_python` finds its
+            packages. This interpreter's directory is always shared, behind the usual `PATH`.
         data_dir: Where sandboxes keep their files with `process`; a temporary directory by default.
         cgroups: Use control groups where they are writable.
         spares: Sandboxes kept ready, so that `create` only has to hand one out; each costs about 3
@@ -362,7 +364,10 @@ class Launcher:
         await self._begin(command, config, mode="bubblewrap")
 
     def _python_config(self) -> dict[str, Any]:
-        return {"preload": self._preload, "paths": [self._packages] if self._packages else []}
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        shared = [f"{share}/lib/{version}/site-packages" for share in self._shares]
+        packages = [self._packages] if self._packages else []
+        return {"preload": self._preload, "paths": [*packages, *filter(os.path.isdir, shared)]}
 
     async def _try_plain(self) -> None:
         self._users = SandboxUsers(may_change=os.geteuid() == 0)

@@ -100,6 +100,10 @@ class GuestProcess:
         """Kill the program's group without waiting for it; nothing happens when it is gone."""
         self.signal_soon(signal.SIGKILL)
 
+    def kill_all_soon(self) -> None:
+        """Kill the program's group, and all that came from the program, without waiting for it."""
+        self._channel.send({"id": 0, "op": "kill", "process": self._call.number})
+
     def signal_soon(self, number: int, *, group: bool = True) -> None:
         """Send a signal without waiting for it; nothing happens when the program has ended."""
         request = kill_request(self._call) | {"id": 0, "signal": int(number), "group": group}

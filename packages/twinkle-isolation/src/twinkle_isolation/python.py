@@ -10,7 +10,7 @@ import asyncio
 import json
 import signal
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -21,10 +21,11 @@ from twinkle_isolation.types import ProcessEnd
 
 __all__ = ["Output", "PythonError", "PythonResult", "PythonSession", "StopReason"]
 
-StopReason = Literal["timeout", "cpu", "output"]
-Output = Callable[[Stream, bytes], None]
+StopReason = Literal["timeout", "cpu", "output", "asked"]
+Output = Callable[[Stream, bytes], Awaitable[None] | None]
 
 _LOOP = "twinkle_isolation._guest.repl:main"
+_NOTEBOOK = "twinkle_isolation._guest.notebook:main"
 _LENGTH = struct.Struct("!I")
 _MAX_ANSWER_BYTES = 1 << 16
 _AT_ONCE_BYTES = 1 << 19  # written without waiting whether it was taken
@@ -73,22 +74,23 @@ class PythonResult:
 class PythonSession:
     """One interpreter. Made by `start`; belongs to one event loop; one `run` at a time.
 
-    It runs between two pieces of code only if `pause` is false: its threads and child processes
-    then stand still until the next.
+    Unless it is `shared`, the sandbox is the session's alone: between two pieces of code everything
+    in it stands still, and at a limit everything in it is killed.
 
     Example:
         >>> session = await PythonSession.start(sandbox)
         >>> result = await session.run("print(1 + 1)", on_output=lambda stream, data: ...)
     """
 
-    def __init__(self, sandbox: Sandbox, process: GuestProcess, *, pause: bool) -> None:
+    def __init__(self, sandbox: Sandbox, process: GuestProcess, *, shared: bool) -> None:
         self.sandbox = sandbox
         self._process = process
-        self._pause = pause
+        self._shared = shared
         self._paused = False
         self._received = bytearray()
         self._seed: int | None = None
         self._stopped: StopReason | None = None
+        self._stop: Callable[[StopReason], None] | None = None
 
     @classmethod
     async def start(
@@ -96,27 +98,43 @@ class PythonSession:
         sandbox: Sandbox,
         *,
         env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str = "user",
         report: bool = False,
-        pause: bool = True,
+        notebook: bool = False,
+        shared: bool = False,
     ) -> PythonSession:
         """Start an interpreter.
 
         Args:
             sandbox: Where; its launcher's `preload` says what is imported already.
             env: Added to the sandbox's environment.
+            cwd: Its directory; the home of `user` by default.
+            user: `user` or `root`.
             report: Give the code one more output: the stream `report`, whose descriptor is in the
                 variable `TWINKLE_REPORT_FD`.
-            pause: Stop everything in the sandbox between two pieces of code.
+            notebook: Show values, figures and exceptions as a notebook does: as JSON, one object a
+                line, on the stream `report`. `{"main": true, "data": {...}}` is the last value of
+                the code as a bundle of media types, `{"main": false, ...}` one that it displayed,
+                and `{"error": {"name": ..., "value": ..., "traceback": ...}}` the exception that
+                ended it. `display` is a built-in function.
+            shared: Other programs run in the sandbox.
 
         Raises:
             GuestError: It cannot be started.
             SandboxLostError: The sandbox has ended.
         """
         variables = dict(env or {})
-        if report:
+        if report or notebook:
             variables["TWINKLE_REPORT_FD"] = "4"
-        process = await sandbox.start_python(_LOOP, env=variables, report=report)
-        return cls(sandbox, process, pause=pause)
+        process = await sandbox.start_python(
+            _NOTEBOOK if notebook else _LOOP,
+            env=variables,
+            cwd=cwd,
+            user=user,
+            report=report or notebook,
+        )
+        return cls(sandbox, process, shared=shared)
 
     @property
     def alive(self) -> bool:
@@ -127,11 +145,24 @@ class PythonSession:
         """Seed `random`, and numpy's generator where it is preloaded, before the next code."""
         self._seed = seed
 
+    def stop_soon(self) -> None:
+        """Stop the code that runs now as at a limit; nothing happens where none runs."""
+        if self._stop is not None:
+            self._stop("asked")
+
+    def kill_soon(self) -> None:
+        """Kill the interpreter and all it started; where `shared` is false, all in the sandbox."""
+        if self._shared:
+            self._process.kill_all_soon()
+        else:
+            self.sandbox.kill_programs_soon()
+
     async def run(
         self,
         code: str,
         *,
         on_output: Output,
+        env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         cpu_s: float | None = None,
         output_bytes: int | None = None,
@@ -141,13 +172,15 @@ class PythonSession:
     ) -> PythonResult:
         """Run a piece of code to its end, or until a limit.
 
-        At a limit it gets a `KeyboardInterrupt`, and after `grace_s` seconds more everything in the
-        sandbox is killed. Cancelling this leaves the code running: close the sandbox then.
+        At a limit it gets a `KeyboardInterrupt`, and after `grace_s` seconds more the interpreter
+        is killed (`kill_soon`). Cancelling this leaves the code running: kill it then.
 
         Args:
             code: The code; lone surrogates are a syntax error, as in Python.
             on_output: Called with each piece of output; what threads and child processes wrote
-                since the last piece of code is among it.
+                since the last piece of code is among it. Where it returns an awaitable, the next
+                piece waits for that.
+            env: Environment variables for this piece of code.
             timeout_s: Wall time.
             cpu_s: Processor time of everything in the sandbox, looked at twice a second.
             output_bytes: Bytes of all outputs together.
@@ -172,15 +205,22 @@ class PythonSession:
             timers.append(loop.call_later(grace_s, kill))
 
         def kill() -> None:
-            self.sandbox.kill_programs_soon()
+            self.kill_soon()
             timers.append(
                 loop.call_later(
                     _KILL_TIMEOUT_S, self.sandbox.abandon, "it did not end its programs"
                 )
             )
 
-        request = {"code": code, "display": display, "finish": finish, "seed": self._seed}
+        request = {
+            "code": code,
+            "env": dict(env or {}),
+            "display": display,
+            "finish": finish,
+            "seed": self._seed,
+        }
         self._seed = None
+        self._stop = stop
         try:
             self._resume()
             if timeout_s is not None:
@@ -203,8 +243,11 @@ class PythonSession:
                     data, left = data[:left] if left >= 0 else b"", left - len(data)
                     if left < 0:
                         stop("output")
-                on_output(stream, data)
+                waiting = on_output(stream, data)
+                if waiting is not None:
+                    await waiting
         finally:
+            self._stop = None
             for timer in timers:
                 timer.cancel()
             if watch is not None:
@@ -239,7 +282,7 @@ class PythonSession:
                 raise ValueError("more than one answer")
             return self._result_of(json.loads(text))
         except (ValueError, KeyError, TypeError, RecursionError):
-            self.sandbox.kill_programs_soon()  # then the end follows
+            self.kill_soon()  # then the end follows
             return None
         finally:
             self._received.clear()
@@ -279,6 +322,6 @@ class PythonSession:
             self.sandbox.resume_soon()
 
     def _halt(self) -> None:
-        if self._pause and self.alive:
+        if not self._shared and self.alive:
             self._paused = True
             self.sandbox.pause_soon()

@@ -11,10 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from sandbox_server.api import serve_control
 from sandbox_server.auth import check_sandbox_access, is_loopback
-from sandbox_server.config import ENVD_PORT, ServerConfig
+from sandbox_server.config import ENVD_PORT, INTERPRETER_PORT, ServerConfig
 from sandbox_server.envd.routes import serve_envd
 from sandbox_server.errors import ApiError, as_api_error
 from sandbox_server.http import JsonResponse, error_response
+from sandbox_server.interpreter.routes import serve_interpreter
 from sandbox_server.metrics import Metrics
 from sandbox_server.registry import Registry
 
@@ -24,7 +25,10 @@ _HOST = re.compile(
     r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9]{20})\.(?P<domain>[^:/]+)(:[0-9]{1,5})?", re.IGNORECASE
 )
 _DECISIVE = frozenset(
-    {*_ID_HEADERS, *_PORT_HEADERS, "host", "authorization", "x-api-key", "x-access-token"}
+    {
+        *(*_ID_HEADERS, *_PORT_HEADERS, "host", "authorization"),
+        *("x-api-key", "x-access-token", "e2b-traffic-access-token"),
+    }
 )
 
 
@@ -78,15 +82,17 @@ class SandboxApp:
         return await serve_control(request)
 
     async def _sandbox(self, sandbox_id: str, port: str, request: Request, send: Send) -> None:
-        if port != str(ENVD_PORT):
+        if port not in (str(ENVD_PORT), str(INTERPRETER_PORT)):
             raise ApiError(
                 502,
-                f"port {port!r} of the sandbox is not open: this server forwards only {ENVD_PORT}",
+                f"port {port!r} of the sandbox is not open: this server forwards {ENVD_PORT} "
+                f"and {INTERPRETER_PORT}",
             )
+        interpreter = port == str(INTERPRETER_PORT)
         record = self.registry.get(sandbox_id, status=502)
-        check_sandbox_access(record, request)
+        check_sandbox_access(record, request, interpreter=interpreter)
         await self.registry.make_reachable(record)
-        await serve_envd(record, request, send)
+        await (serve_interpreter if interpreter else serve_envd)(record, request, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -55,8 +55,13 @@ def check_control_access(request: Request, api_key: str | None) -> None:
             )
 
 
-def check_sandbox_access(record: SandboxRecord, request: Request) -> None:
+def check_sandbox_access(
+    record: SandboxRecord, request: Request, *, interpreter: bool = False
+) -> None:
     """Let a request to a sandbox pass; with the sandbox's token or, for files, a signature.
+
+    For the code interpreter the token for traffic will do: it is all that the SDKs send with some
+    of these requests.
 
     Its health may be asked for without, while it runs.
 
@@ -65,11 +70,15 @@ def check_sandbox_access(record: SandboxRecord, request: Request) -> None:
     """
     if record.token is None or (request.scope["path"] == "/health" and record.state == "running"):
         return
-    if is_signed(record, request):
+    if is_signed(record, request) and not interpreter:
         _check_signature(record.token, request)
         return
     given = request.headers.get("x-access-token", "")
-    if not hmac.compare_digest(given.encode(), record.token.encode()):
+    allowed = hmac.compare_digest(given.encode(), record.token.encode())
+    if interpreter and not allowed:
+        given = request.headers.get("e2b-traffic-access-token", "")
+        allowed = hmac.compare_digest(given.encode(), (record.traffic_token or "").encode())
+    if not allowed:
         raise ApiError(401, "X-Access-Token is missing or not that of this sandbox")
 
 

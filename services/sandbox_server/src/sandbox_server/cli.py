@@ -14,7 +14,7 @@ import uvicorn
 
 from sandbox_server.app import create_app
 from sandbox_server.auth import is_loopback
-from sandbox_server.config import ServerConfig
+from sandbox_server.config import BASE_NAMES, ServerConfig
 from sandbox_server.limited_http import MAX_HEAD_BYTES, LimitedProtocol, OncePerSecond, limits
 from sandbox_server.templates import DataDirInUseError
 from twinkle_isolation import Limits
@@ -85,7 +85,12 @@ def serve(
     ] = 512,
     processes: Annotated[int, typer.Option(min=1, help="Processes of one sandbox.")] = 128,
     open_files: Annotated[int, typer.Option(min=16, help="Open files of one process.")] = 1024,
-    max_output_mb: Annotated[int, typer.Option(min=1, help="Output of one command.")] = 64,
+    max_output_mb: Annotated[
+        int, typer.Option(min=1, help="Output of one command, or of one run of code.")
+    ] = 64,
+    run_timeout_s: Annotated[
+        float, typer.Option(min=1, help="Longest run of one piece of code (`run_code`).")
+    ] = 3600.0,
     answer_timeout_s: Annotated[
         float, typer.Option(min=1, help="A sandbox that answers nothing for so long is killed.")
     ] = 60.0,
@@ -136,9 +141,10 @@ def serve(
         max_timeout_s=max_timeout_s,
         max_lifetime_s=max_lifetime_s,
         max_output_bytes=max_output_mb << 20,
+        run_timeout_s=run_timeout_s,
         answer_timeout_s=answer_timeout_s,
         network=network,
-        templates=("base", *(template or ())),
+        templates=(*BASE_NAMES, *(template or ())),
         data_dir=data_dir,
         domain=domain,
     )

@@ -9,6 +9,8 @@ from twinkle_isolation import IsolationMode, Limits
 
 ENVD_VERSION = "0.5.15"  # the version AgentENV ships; clients choose their requests by it
 ENVD_PORT = 49983
+INTERPRETER_PORT = 49999  # of the code interpreter; both are answered by this server
+BASE_NAMES = ("base", "code-interpreter-v1")  # what the SDKs ask for where a caller names none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class ServerConfig:
             paused.
         max_lifetime_s: The longest that a sandbox lives, however often its lease is renewed.
         max_output_bytes: Output of one command; past it the command is killed.
+        run_timeout_s: The longest that the code interpreter runs one piece of code.
         max_request_bytes: The longest JSON request.
         answer_timeout_s: How long a sandbox may take to answer a request or to be paused at the end
             of its lease; after that it is killed.
@@ -57,10 +60,11 @@ class ServerConfig:
     max_timeout_s: float = 24 * 3600.0
     max_lifetime_s: float = 7 * 24 * 3600.0
     max_output_bytes: int = 64 << 20
+    run_timeout_s: float = 3600.0
     max_request_bytes: int = 8 << 20
     answer_timeout_s: float = 60.0
     network: bool = False
-    templates: tuple[str, ...] = ("base",)
+    templates: tuple[str, ...] = BASE_NAMES
     data_dir: Path | None = None
     domain: str = ""
 

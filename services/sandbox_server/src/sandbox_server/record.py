@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import time
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sandbox_server.envd.processes import RunningProcess
 from sandbox_server.envd.watchers import Watcher
+from sandbox_server.interpreter.contexts import ContextTable
 from twinkle_isolation import ExecResult, GuestProcess, Sandbox
 
 _SHELL = ("/bin/bash", "-l", "-c")
@@ -53,6 +56,7 @@ class SandboxRecord:
     state: Literal["running", "paused"] = "running"
     processes: dict[int, RunningProcess] = field(default_factory=dict[int, RunningProcess])
     watchers: dict[str, Watcher] = field(default_factory=dict[str, Watcher])
+    contexts: ContextTable = field(default_factory=ContextTable)
     cpu_sample: tuple[float, float] | None = None
     ending: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -63,6 +67,13 @@ class SandboxRecord:
         end = self.started_at + self.lease_end - self.begun
         now = time.time() + self.lease_end - time.monotonic()
         return end if abs(now - end) < _CLOCK_SET_S else now
+
+    @property
+    def traffic_token(self) -> str | None:
+        """What lets requests to the code interpreter in, and nothing else of the sandbox."""
+        if self.token is None:
+            return None
+        return hmac.new(self.token.encode(), b"traffic", hashlib.sha256).hexdigest()
 
     async def start_shell(self, command: str) -> GuestProcess:
         """Start a command line as the sandbox's user, in its directory, with its environment.

@@ -52,6 +52,7 @@ class Registry:
             shares=config.shares,
             spares=min(config.spares, config.max_sandboxes),
             answer_timeout_s=config.answer_timeout_s,
+            preload=["twinkle_isolation._guest.notebook"],
             spare_spec=SandboxSpec(network=config.network, limits=config.limits),
         )
         self._starting = 0

@@ -22,7 +22,7 @@ COPIED_ETC = (
     "resolv.conf",
     "services",
 )
-BOUND_ETC = ("alternatives", "ca-certificates", "ssl/certs", "ssl/openssl.cnf")
+BOUND_ETC = ("alternatives", "ca-certificates", "fonts", "ssl/certs", "ssl/openssl.cnf")
 
 _PASSWD = """\
 root:x:0:0:root:/root:/bin/bash

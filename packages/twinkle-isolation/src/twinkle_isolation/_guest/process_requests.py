@@ -196,8 +196,8 @@ class ProcessRequests:
             os._exit(1)
         os._exit(0)
 
-    def kill(self, process: Process, reason: str) -> None:
-        """Kill the program because of a limit: its group, and all that came from it."""
+    def kill(self, process: Process, reason: str | None) -> None:
+        """Kill the program, because of a limit or on demand: its group, and all it started."""
         process.reason = reason
         if process.status is None:  # else it forks no more, and its number may be another's
             with contextlib.suppress(OSError):
@@ -264,6 +264,11 @@ class ProcessRequests:
         """Send a signal to a program's process group."""
         if not self.find(message).signal(int(message["signal"]), group=message.get("group", True)):
             raise Failure("not_found", "the process has ended")
+        return {}
+
+    def op_kill(self, message: Message, body: bytes) -> Message:
+        """Kill a program's process group, and all that came from the program."""
+        self.kill(self.find(message), None)
         return {}
 
     def op_stdin(self, message: Message, body: bytes) -> Message:

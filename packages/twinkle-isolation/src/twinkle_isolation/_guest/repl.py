@@ -26,12 +26,13 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable, Generator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 from twinkle_isolation._guest.warm import CONTROL_FD
 
-__all__ = ["main"]
+__all__ = ["main", "serve"]
 
 _LENGTH = struct.Struct("!I")
 _INTERRUPTED = 130  # what a shell gives for SIGINT
@@ -43,10 +44,24 @@ _dumps, _loads, _exit, _getpid = json.dumps, json.loads, os._exit, os.getpid
 _compile, _exec, _format_exception = compile, exec, traceback.format_exception
 
 
+OnError = Callable[[BaseException, str], None]
+
+
 def main() -> None:
     """Serve requests until the control channel closes."""
+    serve()
+
+
+def serve(*, on_error: OnError | None = None, after: Callable[[], None] | None = None) -> None:
+    """Do what `main` does, with parts of the prompt replaced.
+
+    Args:
+        on_error: Takes an exception that ended the code, `SystemExit` too, and the text that Python
+            prints of it, instead of printing it.
+        after: Called after each piece of code, as if it were the end of it.
+    """
     control = socket.socket(fileno=CONTROL_FD)
-    session = _Session()
+    session = _Session(on_error, after)
     while True:
         request = _receive(control)
         if request is None:
@@ -78,7 +93,9 @@ def _read(control: socket.socket, size: int) -> bytes | None:
 class _Session:
     """The names of the code, and what of the interpreter's state the loop keeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_error: OnError | None, after: Callable[[], None] | None) -> None:
+        self.on_error = on_error
+        self.after = after
         self.main = types.ModuleType("__main__")
         self.names = self.main.__dict__
         self.names |= {"__builtins__": builtins, "__annotations__": {}}
@@ -111,14 +128,19 @@ class _Session:
         try:
             try:
                 self.running = True
-                self.execute(request, answer)
+                with _environment(request["env"]):
+                    try:
+                        self.execute(request, answer)
+                    finally:
+                        if self.after is not None:
+                            self.after()
                 if request["finish"]:
                     _finish()
             finally:
                 self.running = False
         except BaseException as error:
             self.running = False
-            answer["exit_code"] = _report(error)
+            answer["exit_code"] = _report(error, self.on_error)
             answer["error"] = None if isinstance(error, SystemExit) else _describe(error)
         if _getpid() != self.pid:
             # A child the code forked, which has come to the end of its program.
@@ -174,6 +196,21 @@ def _seed(seed: int) -> None:
         numpy.seed(seed % 2**32)
 
 
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Generator[None, None, None]:
+    """Set environment variables for one piece of code; then they are as they were before."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def _finish() -> None:
     """Do what Python does at its end."""
     wait_for_threads: Any = getattr(threading, "_shutdown")  # noqa: B009  # not in the stubs
@@ -187,9 +224,13 @@ def _flush() -> None:
             stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, on_error: OnError | None) -> int:
     """Print what Python prints of an exception nothing caught; return its exit code."""
     try:
+        if on_error is not None:
+            _cut_own_frames(error)
+            on_error(error, _text_of(error))
+            return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         if isinstance(error, SystemExit):
             return _exit_code(error.code)
         _cut_own_frames(error)

@@ -290,6 +290,7 @@ def session(registry: Registry, record: SandboxRecord) -> dict[str, Any]:
         **_identity(record),
         "isolation": registry.isolation,
         **({} if record.token is None else {"envdAccessToken": record.token}),
+        **({} if record.token is None else {"trafficAccessToken": record.traffic_token}),
         **({"domain": registry.config.domain} if registry.config.domain else {}),
     }
 
