@@ -47,13 +47,18 @@ _WAY_OUT = (3, 3, 1, 1, 2, 2, 1, 1, 3, 1, 1, 3, 3, 1, 3, 3, 3, 3)
 
 PLAYS: dict[str, Play] = {
     "agent_world_model_env": Play(needs="a scenario: its data set"),
-    "atari_env": Play(moves=({"action_id": 0},) * 3, illegal={"action_id": 99}),
+    "atari_env": Play(
+        tells={"game": r"game_name: pong", "moves": r"action_meanings: .*LEFT"},
+        moves=({"action_id": 0},) * 3,
+        illegal={"action_id": 99},
+    ),
     "browsergym_env": Play(needs="a browser and a MiniWoB++ server"),
     "calendar_env": Play(
         moves=({"action_type": "ListToolsAction"},),
         needs="its own client: the server has no `/ws`",
     ),
     "carla_env": Play(
+        tells={"game": r"scene_description:", "moves": r"action_type \(one of "},
         moves=(
             {"action_type": "brake_vehicle", "brake_intensity": 1.0},
             {"action_type": "observe"},
@@ -61,11 +66,27 @@ PLAYS: dict[str, Play] = {
         illegal={"action_type": "fly"},
     ),
     "chat_env": Play(needs="a tokenizer"),
-    "chess_env": Play(moves=({"move": LEGAL},) * 3, illegal={"move": "a1a8"}, varies=True),
+    "chess_env": Play(
+        tells={
+            "game": r"Environment: chess",
+            "turn": r"fen: \S+ [wb] ",
+            "moves": r"legal_moves: \w+",
+        },
+        moves=({"move": LEGAL},) * 3,
+        illegal={"move": "a1a8"},
+        varies=True,
+    ),
     "coding_env": Play(
-        moves=({"code": "x = 6 * 7"}, {"code": "print(x)"}), illegal={"code": "print(undefined)"}
+        tells={"game": r"Environment: coding", "moves": r"call run_python"},
+        moves=({"code": "x = 6 * 7"}, {"code": "print(x)"}),
+        illegal={"code": "print(undefined)"},
     ),
     "connect4_env": Play(
+        tells={
+            "game": r"Environment: connect4",
+            "turn": r"next_player: 1",
+            "moves": r"legal_actions: \[0, 1",
+        },
         moves=tuple({"column": column} for column in (0, 1, 0, 1, 0, 1, 0)),
         illegal={"column": 9},
     ),
@@ -78,6 +99,7 @@ PLAYS: dict[str, Play] = {
     "finrl_env": Play(needs="stock data, and packages that cannot be installed together"),
     "git_env": Play(needs="a Gitea server"),
     "grid_world_env": Play(
+        tells={"game": r"Environment: grid world", "moves": r"one of UP, DOWN, LEFT"},
         moves=({"action": "DOWN"},) * 4 + ({"action": "RIGHT"},) * 4,
         illegal={"action": "NORTHWEST"},
     ),
@@ -101,6 +123,8 @@ PLAYS: dict[str, Play] = {
         moves=({"code": "x = 6 * 7\nprint(x)"}, {"is_final": True, "final_answer": "42"}),
         illegal={"code": "print(undefined)"},
         reset_kwargs={"context": "six times seven", "task_prompt": "Multiply."},
+        varies=True,  # the order of the names of a set
+        tells={"game": "(?s)Environment: repl.*Task: Multiply", "moves": r"code \(string"},
     ),
     "snake_env": Play(moves=({"action": 0},) * 12, illegal={"action": 7}, varies=True),
     "sumo_rl_env": Play(needs="SUMO, a net file and a route file"),

@@ -43,6 +43,8 @@ INSTALL_S, PROBE_S, SERVER_S = 600, 600, 300
 OVERRIDES = "openenv[core]==0.10.0\nopenenv-core; python_version < '3'\n"
 
 
+# What differs from machine to machine: folders, ports.
+_PATH = re.compile(r" ?\(?(?<![\w.`])/[\w.-]+/\S+|(?<=127\.0\.0\.1):\d+")
 _bases = threading.Lock()
 
 
@@ -56,7 +58,11 @@ class Row:
     embedded: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     with_package: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     without: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    wrong: list[str] = dataclasses.field(default_factory=list[str])
+
+    @property
+    def wrong(self) -> list[str]:
+        """What differs between the three ways, and what the first text does not tell."""
+        return _wrong(self, PLAYS.get(self.name, Play()))
 
 
 def main() -> None:
@@ -93,13 +99,19 @@ def main() -> None:
 
 def _try(folder: Path, work: Path) -> Row:
     row = Row(folder.name)
-    play = PLAYS.get(folder.name, Play())
     source = work / "src" / folder.name
     shutil.copytree(folder, source, dirs_exist_ok=True)
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     python = _venv(project, work, row)
-    if python is None:
-        return row
+    if python is not None:
+        _play(row, project, python, source, work)
+    (work / f"{row.name}.json").write_text(json.dumps(dataclasses.asdict(row), indent=1))
+    return row
+
+
+def _play(row: Row, project: dict[str, Any], python: Path, source: Path, work: Path) -> None:
+    """Install a package as a wheel, else what it requires beside its folder, and play it."""
+    play = PLAYS.get(row.name, Play())
     environ = {**os.environ, **play.environ}
     wheel = [] if play.leave_out else [str(source), *play.install]
     if wheel and _run(_pip(python, work, *wheel), INSTALL_S) is None:
@@ -115,9 +127,6 @@ def _try(folder: Path, work: Path) -> Row:
             row.with_package = _probe(python, row.name, url, play, environ, work)
             bare = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
             row.without = _probe(Path(sys.executable), row.name, url, play, bare, work)
-    row.wrong = _wrong(row, play)
-    (work / f"{row.name}.json").write_text(json.dumps(dataclasses.asdict(row), indent=1))
-    return row
 
 
 def _venv(project: dict[str, Any], work: Path, row: Row) -> Path | None:
@@ -195,9 +204,15 @@ def _probe(
     command = [str(python), str(HERE / "probe.py"), json.dumps(asked)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_S, check=False,
-            env=environ, cwd=work / "empty",
-        )  # fmt: skip
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_S,
+            check=False,
+            env=environ,
+            cwd=work / "empty",
+            start_new_session=True,
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"no end within {PROBE_S} s"}
     lines = done.stdout.splitlines()
@@ -221,7 +236,12 @@ def _served(
         command = [str(python), "-m", "uvicorn", app, "--port", str(port), "--log-level", "warning"]
         with log.open("w") as output:
             process = subprocess.Popen(
-                command, cwd=folder, env=environ, stdout=output, stderr=output
+                command,
+                cwd=folder,
+                env=environ,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         try:
             url = f"http://127.0.0.1:{port}"
@@ -257,7 +277,6 @@ def _answers(process: subprocess.Popen[bytes], url: str) -> bool:
 
 
 def _wrong(row: Row, play: Play) -> list[str]:
-    """Return what differs between the three ways, and what the first text does not tell."""
     wrong: list[str] = []
     faces = {"embedded": row.embedded, "with the package": row.with_package, "without": row.without}
     played = {name: face for name, face in faces.items() if "reset" in face}
@@ -307,7 +326,7 @@ def _line(row: Row) -> str:
 def _cells(row: Row) -> list[str]:
     play = PLAYS.get(row.name, Play())
     seen: dict[str, Any] = row.embedded if "reset" in row.embedded else row.with_package
-    installed = row.installed + (f"; server {row.server}" if row.server else "")
+    installed = row.installed + (f"; server {_short(row.server)}" if row.server else "")
     return [
         f"`{row.name}`",
         f"`{row.embedded['class']}`" if row.embedded.get("class") else "",
@@ -369,8 +388,8 @@ def _client_cell(face: dict[str, Any], row: Row) -> str:
 
 
 def _short(error: str) -> str:
-    kind, _, text = error.partition(": ")
-    return f"{kind}: {text[:110]}{'...' if len(text) > 110 else ''}".replace("|", "/")
+    text = _PATH.sub("", " ".join(error.split()).replace("|", "/"))
+    return text if len(text) <= 140 else f"{text[:140]}..."
 
 
 def _page(rows: list[Row], commit: str) -> str:

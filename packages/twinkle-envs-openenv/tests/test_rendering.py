@@ -171,6 +171,7 @@ def test_metadata_for_the_model_follows_the_fields() -> None:
         {"verify_commands": ["test -f answer"]},
         {"api_key": "k", "temp_api_key": "k", "auth_token": "t", "secret_word": "w"},
         {"reward_signals": 1, "total_reward": 2},
+        {"total_execution_time": 0.5},
         {"last_code": "print(1)", "execution_time": 0.1, "traceback": "File...", "episode_id": "e"},
         {"status": "ready", "note": "", "history": [], "raw_messages": ["x"], "fen": "y"},
         {"deep": {"a": 1}, "objects": [{"a": 1}], "long": "x" * 2_001, "many": list(range(65))},

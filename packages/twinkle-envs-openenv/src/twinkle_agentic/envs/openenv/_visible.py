@@ -31,7 +31,7 @@ _OF_THE_GRADER = re.compile(
 )
 _OF_THE_RECORDS = re.compile(
     r"^((episode|session|request|run|sandbox)_id|timestamp|created_at|traceback|raw_.*"
-    r"|(execution|elapsed|wall)_time.*|duration.*|elapsed.*|latency.*)$"
+    r"|(total_)?(execution|elapsed|wall)_time.*|duration.*|elapsed.*|latency.*)$"
 )
 _SAYS_NOTHING = frozenset({"ready", "ok", "success"})  # as a status
 _MAX_ENTRIES = 24
