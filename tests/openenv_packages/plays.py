@@ -126,13 +126,23 @@ PLAYS: dict[str, Play] = {
         varies=True,  # the order of the names of a set
         tells={"game": "(?s)Environment: repl.*Task: Multiply", "moves": r"code \(string"},
     ),
-    "snake_env": Play(moves=({"action": 0},) * 12, illegal={"action": 7}, varies=True),
+    "snake_env": Play(
+        moves=({"action": 0},) * 12,
+        illegal={"action": 7},
+        varies=True,
+        tells={"game": "Environment: snake", "moves": "1 = turn left"},
+    ),
     "sumo_rl_env": Play(needs="SUMO, a net file and a route file"),
     "tbench2_env": Play(needs="its tasks, from GitHub"),
     "textarena_env": Play(
         moves=({"message": "[4]"}, {"message": "[2]"}, {"message": "[7]"}),
         illegal={"message": "I will not say a number"},
         env_kwargs={"env_id": "GuessTheNumber-v0", "download_nltk": False},
+        tells={
+            "game": "Guess The Number",
+            "turn": "current_player_id: 0",
+            "moves": "between 1 and 20",
+        },
         environ={"TEXTARENA_ENV_ID": "GuessTheNumber-v0", "TEXTARENA_DOWNLOAD_NLTK": "0"},
         varies=True,
     ),
@@ -142,12 +152,14 @@ PLAYS: dict[str, Play] = {
     "websearch_env": Play(
         moves=({"query": "reinforcement learning"},),
         illegal={"question": "?"},
+        varies=True,  # the error without a network names an address in memory
         needs="`SERPER_API_KEY` and a network, to find something",
     ),
     "wildfire_env": Play(
         moves=({"action": "water", "x": 1, "y": 1}, {"action": "break", "x": 2, "y": 2})
         + ({"action": "wait"},) * 4,
         illegal={"action": "pray"},
+        tells={"game": "Environment: wildfire", "moves": '"break" .*"water" .*"wait"'},
         env_kwargs={"width": 8, "height": 8},
         environ={"WILDFIRE_WIDTH": "8", "WILDFIRE_HEIGHT": "8"},
     ),

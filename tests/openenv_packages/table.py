@@ -334,8 +334,8 @@ def _cells(row: Row) -> list[str]:
         _steps_cell(seen),
         _illegal_cell(seen),
         _tools_cell(seen),
-        _client_cell(row.with_package, row),
-        _client_cell(row.without, row),
+        _client_cell("with the package", row.with_package, row),
+        _client_cell("without", row.without, row),
         installed + (f". Needs {play.needs}" if play.needs else ""),
     ]
 
@@ -379,12 +379,14 @@ def _tools_cell(seen: dict[str, Any]) -> str:
     return ", ".join(cells[:3]) + (f" and {len(cells) - 3} more" if len(cells) > 3 else "")
 
 
-def _client_cell(face: dict[str, Any], row: Row) -> str:
+def _client_cell(way: str, face: dict[str, Any], row: Row) -> str:
     if not face:
         return "no server" if row.installed[:2] != "no" else ""
     if face.get("error"):
         return _short(face["error"])
-    return "plays, " + (f"`{face['class']}`" if face["class"] else "plain dicts")
+    other = [m[1] for each in row.wrong if (m := re.match(rf"{way}: ([\w ]+?) is ", each))]
+    cell = "plays, " + (f"`{face['class']}`" if face["class"] else "plain dicts")
+    return cell + (f"; **differs** in {', '.join(other)}" if other else "")
 
 
 def _short(error: str) -> str:

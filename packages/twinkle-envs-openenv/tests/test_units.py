@@ -343,6 +343,9 @@ def test_field_names_are_checked_and_values_are_not() -> None:
         ActionRefusedError, match="b: Extra inputs are not permitted; the fields are a"
     ):
         check_fields({"a": 1, "b": 2}, strict)
+    secret = {"properties": {"a": {}, "temp_api_key": {}}, "required": ["a"]}
+    with pytest.raises(ActionRefusedError, match=r"the fields are a$"):
+        check_fields({}, secret)
     with pytest.raises(ActionRefusedError, match="a: Field required"):
         WireBinding(schema).to_payload({})
     with pytest.raises(ActionRefusedError, match="dict of fields or an Action, found str"):

@@ -228,7 +228,7 @@ def misfit(errors: list[dict[str, Any]], fields: Iterable[str]) -> ActionRefused
         errors: In pydantic's form.
         fields: Names of those that the action has.
     """
-    takes = ", ".join(name for name in fields if name not in _OF_THE_FRAMEWORK)
+    takes = ", ".join(name for name in fields if is_offered(name, required=False))
     message = f"the arguments do not fit: {describe_field_errors(errors)}"
     return ActionRefusedError(
         message + (f"; the fields are {takes}" if takes else ""), errors=errors
