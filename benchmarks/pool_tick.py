@@ -35,14 +35,14 @@ class Tick:
         return None
 
 
-def make_env(delay_s: float = 0.0) -> Any:
+def make_env(delay_s: float = 0.0, instant: bool = False) -> Any:
     """Wrap it as a plain `Env`, without the nine seconds of CPU that `openenv` takes to import."""
     from twinkle_agentic.envs.base import Env, StepResult
 
     class TickEnv(Env):
         def __init__(self) -> None:
             self._tick = Tick(delay_s)
-            self.instant = not delay_s
+            self.instant = instant
 
         def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
             answer = self._tick.step(arguments)

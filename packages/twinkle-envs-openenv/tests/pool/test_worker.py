@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,6 +48,21 @@ def test_calls_from_before_a_reset_are_rejected_alone(worker: PoolWorker) -> Non
     (late_reset,) = ask(worker, reset(1, episode=1))
     assert "reset before this reset" in late_reset.text
     assert ask(worker, step(1, episode=2))[0].observation == "step 1"
+
+
+def test_busy_slot_holds_up_no_other_of_its_message(
+    worker: PoolWorker, gate: Any, eventually: Callable[..., None]
+) -> None:
+    ask(worker, *(reset(slot, episode=1) for slot in range(4)))
+    wait = SlotRequest("step", 0, ("wait", {"gate": gate.path}), 30.0, None, 1)
+    worker.submit(pack_requests([wait]), lambda: None)
+    gate.await_waiting(1)
+    complete = threading.Event()
+    steps = pack_requests([step(slot, episode=1) for slot in range(4)])
+    batch = worker.submit(steps, complete.set)
+    eventually(lambda: [position for position, _ in batch.unfinished()] == [0])
+    gate.open()
+    assert complete.wait(30)
 
 
 def test_reset_may_be_sent_again(worker: PoolWorker) -> None:

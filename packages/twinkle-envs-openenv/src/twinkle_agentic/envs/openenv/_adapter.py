@@ -10,16 +10,18 @@ from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.envs.openenv._episode import Episode
 from twinkle_agentic.envs.openenv._guide import how_to_act, what_it_is
-from twinkle_agentic.envs.openenv._local_tools import Handler, LocalTools
 from twinkle_agentic.envs.openenv._rendering import Guide, Renderer, mcp_error
 from twinkle_agentic.envs.openenv._tool_schemas import tool_name as name_of
 from twinkle_agentic.tools.text import to_text, truncate_middle
 from twinkle_agentic.tools.types import ToolInfo
 
-__all__ = ["ActionMapper", "Adapter", "require_one_name"]
+__all__ = ["ActionMapper", "Adapter", "Handler", "require_one_name"]
 
 ActionMapper = Callable[[str, dict[str, Any]], Any]
 """`(tool_name, arguments) -> action`, an Action or a dict of its fields."""
+
+Handler = Callable[[Any, dict[str, Any]], Any]
+"""`handler(env, arguments)`: its result, as text, is the observation."""
 
 
 class Adapter(Env):
@@ -54,7 +56,7 @@ class Adapter(Env):
         self._max_chars = max_observation_chars
         self._reset_keys = None if reset_keys is None else list(reset_keys)
         self._strict_reset = strict_reset
-        self._local = LocalTools()
+        self._local: dict[str, tuple[ToolInfo, Handler]] = {}  # tools that run here
         self._episode = Episode(lost_kind=unstarted)
         self._last_result: Any = None
 
@@ -72,8 +74,15 @@ class Adapter(Env):
 
         Raises:
             ValueError: The definition has no name.
+            TypeError: `handler` cannot be called.
         """
-        self._local.register(tool_info, handler)
+        name = name_of(tool_info)
+        if not name:
+            raise ValueError(f"tool_info must have function.name, found {tool_info!r}")
+        if not callable(handler):
+            raise TypeError(f"the handler of {name!r} must be callable, found {handler!r}")
+        self._local.pop(name, None)
+        self._local[name] = tool_info, handler
         return self
 
     @property
@@ -97,12 +106,12 @@ class Adapter(Env):
                 f"the arguments of {tool_name!r} must be an object, found {arguments!r}",
                 kind=ErrorKind.TOOL,
             )
-        if (handler := self._local.get(tool_name)) is not None:
-            return handler
+        if tool_name in self._local:
+            return self._local[tool_name][1]
         if any_name:
             return None
         names = [name_of(tool) for tool in self.tools()]
-        if tool_name in names or not any(self._local.get(name) is None for name in names):
+        if tool_name in names or self._local.keys() >= set(names):
             return None  # without tools of its own the environment takes any name
         return self._episode.failed(
             f"there is no tool {tool_name!r}; the tools are {', '.join(names)}",
@@ -183,6 +192,10 @@ class Adapter(Env):
         if self._max_chars is not None:
             text = truncate_middle(text, self._max_chars)
         return text, images
+
+    def _with_local_tools(self, others: Iterable[ToolInfo]) -> list[ToolInfo]:
+        kept = [tool for tool in others if name_of(tool) not in self._local]
+        return [*kept, *(tool for tool, _ in self._local.values())]
 
     def _shown_tools(self) -> list[ToolInfo]:
         """Return the tools of a model that is driven by them."""

@@ -7,7 +7,6 @@ on a server), and one that is written with coroutines gets an event loop of its 
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -63,11 +62,6 @@ class SharedThread:
 
     def close(self) -> None:
         """Do nothing: the thread serves others."""
-
-    @classmethod
-    def forget(cls) -> None:
-        """Start anew in a forked child."""
-        cls._lock, cls._mail = threading.Lock(), None
 
 
 class LoopThread:
@@ -142,6 +136,3 @@ def _serve(mail: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> No
         except BaseException as error:  # SystemExit of an environment must not end the thread
             future.set_exception(error)
         del future, work
-
-
-os.register_at_fork(after_in_child=SharedThread.forget)

@@ -15,10 +15,10 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
@@ -41,9 +41,7 @@ from twinkle_agentic.envs.openenv._protocol import (
 from twinkle_agentic.envs.openenv._servers import Servers
 from twinkle_agentic.envs.openenv._websocket import WebSocket, closed_error
 
-__all__ = ["Session", "backoff_delays", "on_background"]
-
-T = TypeVar("T")
+__all__ = ["Session", "backoff_delays"]
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
@@ -387,14 +385,6 @@ class Session:
             current.deliver(None, failure)
         for message in waiting:
             message.deliver(None, _lost(failure))
-
-
-async def on_background(work: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine that runs on the background loop; cancelling the caller cancels it too."""
-    loop = background_loop()
-    if asyncio.get_running_loop() is loop:
-        return await work
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 def backoff_delays(

@@ -17,9 +17,9 @@ from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.base import StepResult
 from twinkle_agentic.envs.errors import EnvError, ErrorKind, SessionClosedError, TwinkleEnvError
-from twinkle_agentic.envs.openenv._adapter import ActionMapper, Adapter, require_one_name
+from twinkle_agentic.envs.openenv._adapter import ActionMapper, Adapter, Handler, require_one_name
+from twinkle_agentic.envs.openenv._background import on_background
 from twinkle_agentic.envs.openenv._config import ConnectionConfig, server_addresses
-from twinkle_agentic.envs.openenv._local_tools import Handler
 from twinkle_agentic.envs.openenv._protocol import MAX_ACTION_BYTES, MessageType, encode
 from twinkle_agentic.envs.openenv._remote_env import RemoteEnv
 from twinkle_agentic.envs.openenv._rendering import start_error
@@ -30,7 +30,7 @@ from twinkle_agentic.envs.openenv._reset_kwargs import (
 )
 from twinkle_agentic.envs.openenv._results import metadata_of
 from twinkle_agentic.envs.openenv._servers import Servers
-from twinkle_agentic.envs.openenv._session import Session, on_background
+from twinkle_agentic.envs.openenv._session import Session
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
 from twinkle_agentic.tools.text import MAX_TEXT_CHARS
 from twinkle_agentic.tools.types import ToolInfo, Trajectory
@@ -201,7 +201,7 @@ class OpenEnvClient(Adapter):
         if self._tools is None and self._remote.tools is None:
             run_sync(self._discover_tools())
         own = (self._remote.tools or []) if self._tools is None else self._tools
-        return self._local.merged(own)
+        return self._with_local_tools(own)
 
     def reset(self, trajectory: Trajectory | None = None) -> StepResult:
         """Start a new episode, in the open session or, without one, in a new one.
@@ -460,7 +460,7 @@ class OpenEnvClient(Adapter):
         self, error: Exception, tool_name: str, arguments: Mapping[str, Any] | None
     ) -> StepResult:
         if not isinstance(error, TwinkleEnvError):  # a handler or a renderer raised
-            kind = ErrorKind.TOOL if self._local.get(tool_name) is not None else ErrorKind.ENV
+            kind = ErrorKind.TOOL if tool_name in self._local else ErrorKind.ENV
             return self._episode.failed(error, kind=kind)
         if self._session.is_open:
             if isinstance(error, ActionRefusedError):

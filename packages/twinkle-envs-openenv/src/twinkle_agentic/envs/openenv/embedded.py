@@ -15,7 +15,7 @@ from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs._log_once import log_raised
 from twinkle_agentic.envs.base import StepResult, episode_number
 from twinkle_agentic.envs.errors import EnvError, EnvTimeoutError, ErrorKind, TwinkleEnvError
-from twinkle_agentic.envs.openenv._adapter import ActionMapper, Adapter, require_one_name
+from twinkle_agentic.envs.openenv._adapter import ActionMapper, Adapter, Handler, require_one_name
 from twinkle_agentic.envs.openenv._bindings import build_action
 from twinkle_agentic.envs.openenv._discovery import (
     action_class_of_environment,
@@ -26,7 +26,6 @@ from twinkle_agentic.envs.openenv._discovery import (
 )
 from twinkle_agentic.envs.openenv._guide import field_meanings
 from twinkle_agentic.envs.openenv._importing import load_object
-from twinkle_agentic.envs.openenv._local_tools import Handler
 from twinkle_agentic.envs.openenv._protocol import describe_raised
 from twinkle_agentic.envs.openenv._rendering import start_error
 from twinkle_agentic.envs.openenv._reset_kwargs import (
@@ -199,7 +198,7 @@ class OpenEnv(Adapter):
 
     def tools(self) -> list[ToolInfo]:
         """Return the definitions given to the constructor and those registered; none by default."""
-        return self._local.merged(self._tools)
+        return self._with_local_tools(self._tools)
 
     def action_tool(self) -> ToolInfo | None:
         """Return `env_action` with the fields of the Action; `None` where there is no Action."""

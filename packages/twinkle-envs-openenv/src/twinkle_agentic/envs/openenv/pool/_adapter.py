@@ -82,7 +82,7 @@ class EnvPoolAdapter(Env):
     def step(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one action; every failure is a result with `done=True` and `info["error"]`."""
         try:
-            request = self._driver.step_request(self._held(), tool_name, arguments)
+            request = self._driver.episodes.step_request(self._held(), tool_name, arguments)
             return self._stepped(as_result(self._driver.call(request)))
         except Exception as error:
             return self._failed(error)
@@ -90,7 +90,7 @@ class EnvPoolAdapter(Env):
     async def astep(self, tool_name: str, arguments: dict[str, Any] | None = None) -> StepResult:
         """Run one action without blocking the event loop; as `step`."""
         try:
-            request = self._driver.step_request(self._held(), tool_name, arguments)
+            request = self._driver.episodes.step_request(self._held(), tool_name, arguments)
             return self._stepped(as_result(await self._driver.acall(request)))
         except Exception as error:
             return self._failed(error)
@@ -150,7 +150,7 @@ class EnvPoolAdapter(Env):
     def _reset_request(self, trajectory: Trajectory | None) -> SlotRequest:
         self.episode_reward = 0.0
         self._tools = None
-        return self._driver.reset_request(self._held(), trajectory, want_tools=True)
+        return self._driver.episodes.reset_request(self._held(), trajectory, want_tools=True)
 
     def _started(self, value: Any) -> StepResult:
         result, self._tools = value_or_raise(value)
@@ -176,10 +176,10 @@ class ScoringAdapter(EnvPoolAdapter):
         Raises:
             TwinkleEnvError: The environment raised, did not answer in time, or is lost.
         """
-        request = self._driver.evaluate_request(self._held(), trajectories, kwargs)
+        request = self._driver.episodes.evaluate_request(self._held(), trajectories, kwargs)
         return list(value_or_raise(self._driver.call(request)))
 
     async def aevaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
         """Score finished trajectories without blocking the event loop; as `evaluate`."""
-        request = self._driver.evaluate_request(self._held(), trajectories, kwargs)
+        request = self._driver.episodes.evaluate_request(self._held(), trajectories, kwargs)
         return list(value_or_raise(await self._driver.acall(request)))

@@ -1,4 +1,4 @@
-"""The driver's side of slot calls: requests, routing, limits, and which episodes are lost.
+"""The driver's side of slot calls: to the worker of each slot and back, within limits.
 
 What goes wrong with an environment or its worker comes back as a `Failure`, never as an exception.
 """
@@ -6,24 +6,24 @@ What goes wrong with an environment or its worker comes back as a `Failure`, nev
 from __future__ import annotations
 
 import asyncio
-import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from twinkle_agentic.envs.errors import EnvTimeoutError, ErrorKind, PoolError, WorkerLostError
+from twinkle_agentic.envs.base import StepResult
+from twinkle_agentic.envs.errors import EnvTimeoutError, ErrorKind, WorkerLostError
+from twinkle_agentic.envs.openenv.pool._episodes import Episodes
 from twinkle_agentic.envs.openenv.pool._local_backend import LocalBackend
 from twinkle_agentic.envs.openenv.pool._messages import (
     Failure,
-    Op,
     SlotRequest,
     pack_requests,
     unpack_replies,
     value_or_raise,
 )
 from twinkle_agentic.envs.openenv.pool._ray_backend import RayBackend, WorkerDeadError
-from twinkle_agentic.tools.types import ToolInfo, Trajectory, user_data_dict
+from twinkle_agentic.tools.types import ToolInfo
 
 __all__ = ["FirstEnv", "SlotDriver"]
 
@@ -56,103 +56,24 @@ class _Message:
 
 
 class SlotDriver:
-    """Makes slot calls and sends them to their workers. Thread-safe; one caller per slot at a time.
+    """Sends slot calls to their workers. Thread-safe; one caller per slot at a time.
 
     Attributes:
-        lost: Slot -> why its episode is lost, until its next reset.
-        episodes: Slot -> incarnation of the worker that started its episode.
+        episodes: Of all slots.
+        first_env: What the first environment says of itself.
         restarts: Of each worker's process.
     """
 
     def __init__(
-        self,
-        backend: LocalBackend | RayBackend,
-        first_env: FirstEnv,
-        *,
-        step_timeout_s: float,
-        reset_timeout_s: float,
+        self, backend: LocalBackend | RayBackend, first_env: FirstEnv, episodes: Episodes
     ) -> None:
         self.backend = backend
         self.first_env = first_env
-        self.lost: dict[int, Failure] = {}
-        self.episodes: dict[int, int] = {}
+        self.episodes = episodes
         self.restarts = [0] * len(backend.shards)
-        self.closed = False
-        self._pool_size = backend.shards[-1].stop
         self._shard_size = len(backend.shards[0])
-        self._step_timeout_s = step_timeout_s
-        self._reset_timeout_s = reset_timeout_s
         self._incarnations: list[int | None] = [None] * len(backend.shards)
-        self._numbers: dict[int, int] = {}  # slot -> how many resets were asked for
         self._down: set[int] = set()
-
-    def check_open(self) -> None:
-        """Raise `PoolError` where the pool is closed."""
-        if self.closed:
-            raise PoolError("the pool is closed: make a new one")
-
-    def checked(self, slot: int) -> int:
-        """Return a slot of this pool as an `int`.
-
-        Raises:
-            IndexError: There is no such slot.
-        """
-        slot = operator.index(slot)
-        if not 0 <= slot < self._pool_size:
-            raise IndexError(f"slot {slot} is outside this pool: pool_size={self._pool_size}")
-        return slot
-
-    def reset_request(
-        self,
-        slot: int,
-        trajectory: Trajectory | None = None,
-        seed: int | None = None,
-        reset_kwargs: Mapping[str, Any] | None = None,
-        *,
-        want_tools: bool = False,
-    ) -> SlotRequest:
-        """Make the request that starts an episode."""
-        self.check_open()
-        slot = self.checked(slot)
-        extra = dict(reset_kwargs or {})
-        if seed is not None:
-            extra["seed"] = seed
-        if extra:
-            user_data = {**user_data_dict(trajectory), **extra}
-            nested: Any = user_data.get("reset_kwargs") or {}
-            if reset_kwargs and isinstance(nested, Mapping):
-                # Asked for by name, so an OpenEnv environment must take them.
-                known = cast("Mapping[str, Any]", nested)
-                user_data["reset_kwargs"] = {**known, **reset_kwargs}
-            trajectory = {**(trajectory or {}), "user_data": user_data}
-        number = self._numbers[slot] = self._numbers.get(slot, 0) + 1
-        args = (trajectory, want_tools)
-        return SlotRequest("reset", slot, args, self._reset_timeout_s, episode=number)
-
-    def request(self, op: Op, slot: int, *args: Any) -> SlotRequest:
-        """Make the request of a call in the running episode."""
-        self.check_open()
-        slot = self.checked(slot)
-        return SlotRequest(
-            op,
-            slot,
-            args,
-            self._step_timeout_s,
-            self.episodes.get(slot),
-            self._numbers.get(slot, 0),
-        )
-
-    def step_request(
-        self, slot: int, tool_name: str, arguments: Mapping[str, Any] | None
-    ) -> SlotRequest:
-        """Make the request that runs one action."""
-        return self.request("step", slot, tool_name, dict(arguments or {}))
-
-    def evaluate_request(
-        self, slot: int, trajectories: Sequence[Trajectory], kwargs: Mapping[str, Any]
-    ) -> SlotRequest:
-        """Make the request that scores trajectories."""
-        return self.request("evaluate", slot, (list(trajectories),), dict(kwargs))
 
     def tools(self, slot: int | None) -> list[ToolInfo]:
         """Return the tool definitions of a slot; those of the first environment before its reset.
@@ -161,9 +82,10 @@ class SlotDriver:
             TwinkleEnvError: The environment raised, did not answer in time, or is lost.
         """
         first = self.first_env.tools
-        if first is not None and (slot is None or slot not in self.episodes):
+        if first is not None and (slot is None or slot not in self.episodes.incarnations):
             return list(first)
-        return list(value_or_raise(self.call(self.request("tools", slot or 0, (), {}))))
+        request = self.episodes.request("tools", slot or 0, (), {})
+        return list(value_or_raise(self.call(request)))
 
     def call(self, request: SlotRequest) -> Any:
         """Run one slot call and wait for it; returns and raises as `run`."""
@@ -223,15 +145,17 @@ class SlotDriver:
         return {
             slot
             for slot in self.backend.shards[worker]
-            if slot in self.lost or self.episodes.get(slot, current) != current
+            if slot in self.episodes.lost
+            or self.episodes.incarnations.get(slot, current) != current
         }
 
     def _messages(self, requests: Sequence[SlotRequest], values: list[Any]) -> list[_Message]:
         """Sort requests by worker; put into `values` what is known without asking."""
         messages: dict[int, _Message] = {}
+        lost = self.episodes.lost
         for position, request in enumerate(requests):
-            if self.lost and request.op != "reset" and request.slot in self.lost:
-                values[position] = self.lost[request.slot]
+            if lost and request.op != "reset" and request.slot in lost:
+                values[position] = lost[request.slot]
                 continue
             worker = request.slot // self._shard_size
             message = messages.get(worker)
@@ -283,16 +207,8 @@ class SlotDriver:
             message.positions, message.requests, replies, strict=True
         ):
             values[position] = value
-            slot = request.slot
-            if request.episode != self._numbers.get(slot, 0):
-                continue  # of a step that was still running when its slot was reset
-            if isinstance(value, Failure):
-                lasting = value.worker_lost or value.kind == ErrorKind.TIMEOUT
-                if lasting or request.op in ("reset", "step"):
-                    self.lost[slot] = value
-            elif request.op == "reset":
-                self.lost.pop(slot, None)
-                self.episodes[slot] = incarnation
+            if type(value) is not StepResult or request.op != "step":
+                self.episodes.note(request, value, incarnation)
 
     def _lose(self, message: _Message, error: Exception) -> Failure:
         """Take note that the episodes of these slots are lost, and why."""
@@ -304,12 +220,8 @@ class SlotDriver:
             worker_lost=not timeout,
         )
         for request in message.requests:
-            self._note_lost(request, failure)
+            self.episodes.note_lost(request, failure)
         return failure
-
-    def _note_lost(self, request: SlotRequest, failure: Failure) -> None:
-        if request.episode == self._numbers.get(request.slot, 0):
-            self.lost[request.slot] = failure
 
     def _may_retry(self, message: _Message, error: Exception, deadline: float) -> bool:
         if isinstance(error, EnvTimeoutError):
@@ -331,7 +243,7 @@ class SlotDriver:
                 kind=ErrorKind.TIMEOUT.value,
                 retryable=True,
             )
-            self._note_lost(request, failure)
+            self.episodes.note_lost(request, failure)
 
 
 def _deadline(message: _Message) -> float:

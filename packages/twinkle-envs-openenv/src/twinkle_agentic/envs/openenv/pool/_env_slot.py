@@ -10,7 +10,7 @@ from typing import Any
 
 from twinkle_agentic._aio.bounded import finish
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
-from twinkle_agentic.envs.openenv.pool._messages import Failure, Op, StepFields, failure_of
+from twinkle_agentic.envs.openenv.pool._messages import Failure, Op, failure_of
 
 __all__ = ["EnvInstance", "SlotThread"]
 
@@ -24,16 +24,18 @@ class SlotThread:
         calls: A batch with the positions of the calls to make, an `EnvInstance` to dispose of, or
             `None` at the end.
         thread: `None` until it is needed.
+        pending: Batches in the queue, the one that runs included.
         current: The batch and position of the call that runs.
         abandoned: It hangs, and ends when it comes back.
     """
 
-    __slots__ = ("abandoned", "calls", "current", "instances", "thread")
+    __slots__ = ("abandoned", "calls", "current", "instances", "pending", "thread")
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
         self.instances: set[EnvInstance] = set()
+        self.pending = 0
         self.current: tuple[Any, int] | None = None
         self.abandoned = False
 
@@ -70,7 +72,11 @@ class EnvInstance:
         thread.instances.add(self)
 
     def run(self, op: Op, slot: int, args: tuple[Any, ...]) -> object:
-        """Do what was asked; whatever is raised is returned as a `Failure`."""
+        """Do what was asked; whatever is raised is returned as a `Failure`.
+
+        Returns:
+            For a step the fields of its result, else what the method of the env returned.
+        """
         if self.lost is not None and op != "reset":
             return self.lost
         try:
@@ -133,7 +139,7 @@ class EnvInstance:
                 self._return_so_far += result.reward
             # Into a copy: the environment may return the same result again.
             info = {**info, "episode_reward": self._return_so_far}
-        return StepFields(result.observation, result.reward, result.done, info)
+        return result.observation, result.reward, result.done, info
 
 
 def _checked(value: Any, op: str) -> StepResult:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twinkle_agentic._aio.loop import background_loop
-from twinkle_agentic.envs.openenv._session import on_background
+from twinkle_agentic.envs.openenv._background import on_background
 from twinkle_agentic.envs.openenv.pool._driver import SlotDriver
 from twinkle_agentic.envs.openenv.pool._messages import SlotRequest, failure_of
 

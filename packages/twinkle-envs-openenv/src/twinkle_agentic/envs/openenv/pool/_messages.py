@@ -31,12 +31,12 @@ __all__ = [
     "Op",
     "Reply",
     "SlotRequest",
-    "StepFields",
     "as_result",
     "failure_of",
     "pack_replies",
     "pack_reply",
     "pack_requests",
+    "pack_step",
     "unpack_replies",
     "value_or_raise",
 ]
@@ -70,15 +70,6 @@ class SlotRequest(NamedTuple):
     timeout_s: float = 120.0
     incarnation: int | None = None
     episode: int = 0
-
-
-class StepFields(NamedTuple):
-    """The fields of a `StepResult`, without the cost of one."""
-
-    observation: str
-    reward: float
-    done: bool
-    info: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +153,9 @@ def pack_reply(value: object) -> Reply:
     """Make the reply of one call; what does not pickle becomes text.
 
     Args:
-        value: `StepFields`, a `StepResult`, a `Failure`, or what the method of the env returned.
+        value: A `StepResult`, a `Failure`, or what the method of the env returned.
     """
-    if type(value) is StepFields:
-        if _is_plain(value.info):
-            return value.observation, value.reward, value.done, value.info
-        value = ("result", *value)
-    elif isinstance(value, StepResult):
+    if isinstance(value, StepResult):
         value = ("result", value.observation, value.reward, value.done, value.info)
     elif isinstance(value, Failure):
         value = ("failure", value.text, value.kind, value.retryable, value.worker_lost)
@@ -178,6 +165,13 @@ def pack_reply(value: object) -> Reply:
         return _dumps(value)
     except Exception:
         return _dumps(_packable(value))
+
+
+def pack_step(value: tuple[str, float, bool, dict[str, Any]] | Failure) -> Reply:
+    """Make the reply of a step from the fields of its result."""
+    if isinstance(value, Failure):
+        return pack_reply(value)
+    return value if _is_plain(value[3]) else pack_reply(StepResult(*value))
 
 
 def pack_replies(incarnation: int, replies: Sequence[Reply | None]) -> bytes:

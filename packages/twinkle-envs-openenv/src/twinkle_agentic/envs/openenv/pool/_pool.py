@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, overload
@@ -18,6 +17,7 @@ from twinkle_agentic.envs.errors import PoolError
 from twinkle_agentic.envs.openenv.pool._adapter import EnvPoolAdapter, ScoringAdapter
 from twinkle_agentic.envs.openenv.pool._at_exit import close_at_exit
 from twinkle_agentic.envs.openenv.pool._driver import SlotDriver
+from twinkle_agentic.envs.openenv.pool._episodes import Episodes
 from twinkle_agentic.envs.openenv.pool._factory import EnvFactory
 from twinkle_agentic.envs.openenv.pool._late_steps import LateSteps
 from twinkle_agentic.envs.openenv.pool._leases import Leases
@@ -149,12 +149,10 @@ class EnvPool:
             ray_options=ray_options or {},
             timeout_s=start_timeout_s,
         )
-        self._driver = SlotDriver(
-            backend,
-            first_env,
-            step_timeout_s=step_timeout_s,
-            reset_timeout_s=reset_timeout_s,
+        self._episodes = Episodes(
+            pool_size, step_timeout_s=step_timeout_s, reset_timeout_s=reset_timeout_s
         )
+        self._driver = SlotDriver(backend, first_env, self._episodes)
         self._late = LateSteps(self._driver)
         # Neighbours in the queue belong to different workers, so that few episodes use all of them.
         order = sorted(range(pool_size), key=lambda slot: slot % len(shards[0]))
@@ -186,8 +184,8 @@ class EnvPool:
             WorkerLostError: Its worker died and was not back within `reset_timeout_s`.
             PoolError: The pool is closed.
         """
-        request = self._reset_request(idx, trajectory, seed, reset_kwargs)
-        return value_or_raise(self._driver.call(request))
+        requests = self._reset_requests([idx], [trajectory], [seed], reset_kwargs)
+        return value_or_raise(self._driver.run(requests)[0])
 
     async def areset(
         self,
@@ -198,8 +196,8 @@ class EnvPool:
         **reset_kwargs: Any,
     ) -> StepResult:
         """Start a new episode without blocking the event loop; as `reset`."""
-        request = self._reset_request(idx, trajectory, seed, reset_kwargs)
-        return value_or_raise(await self._driver.acall(request))
+        requests = self._reset_requests([idx], [trajectory], [seed], reset_kwargs)
+        return value_or_raise((await self._driver.arun(requests))[0])
 
     def step(
         self, idx: int, tool_name: str, arguments: Mapping[str, Any] | None = None
@@ -217,13 +215,15 @@ class EnvPool:
             PoolError: The pool is closed, or a step of the slot was left running and is not
                 collected.
         """
-        return as_result(self._driver.call(self._step_request(idx, tool_name, arguments)))
+        requests = self._step_requests([idx], [tool_name], [arguments])
+        return as_result(self._driver.run(requests)[0])
 
     async def astep(
         self, idx: int, tool_name: str, arguments: Mapping[str, Any] | None = None
     ) -> StepResult:
         """Run one action without blocking the event loop; as `step`."""
-        return as_result(await self._driver.acall(self._step_request(idx, tool_name, arguments)))
+        requests = self._step_requests([idx], [tool_name], [arguments])
+        return as_result((await self._driver.arun(requests))[0])
 
     def reset_batch(
         self,
@@ -447,14 +447,14 @@ class EnvPool:
 
     def evaluate(self, idx: int, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
         """Score finished trajectories with the environment of a slot; raises as `tools`."""
-        request = self._driver.evaluate_request(idx, trajectories, kwargs)
+        request = self._episodes.evaluate_request(idx, trajectories, kwargs)
         return list(value_or_raise(self._driver.call(request)))
 
     async def aevaluate(
         self, idx: int, trajectories: Sequence[Trajectory], **kwargs: Any
     ) -> list[float]:
         """Score finished trajectories without blocking the event loop; as `evaluate`."""
-        request = self._driver.evaluate_request(idx, trajectories, kwargs)
+        request = self._episodes.evaluate_request(idx, trajectories, kwargs)
         return list(value_or_raise(await self._driver.acall(request)))
 
     def stats(self) -> list[WorkerStats]:
@@ -467,7 +467,7 @@ class EnvPool:
 
     async def astats(self) -> list[WorkerStats]:
         """Return the figures of all workers without blocking the event loop; as `stats`."""
-        self._driver.check_open()
+        self._episodes.check_open()
         return await collect_stats(self._driver)
 
     def close(self) -> None:
@@ -487,27 +487,6 @@ class EnvPool:
         limit_s = self.lease_timeout_s if timeout_s is None else timeout_s
         return kind(self._driver, self._leases, slot, lease_timeout_s=limit_s)
 
-    def _reset_request(
-        self,
-        slot: int,
-        trajectory: Trajectory | None,
-        seed: int | None,
-        reset_kwargs: Mapping[str, Any],
-    ) -> SlotRequest:
-        request = self._driver.reset_request(slot, trajectory, seed, reset_kwargs)
-        self._late.forget(request.slot)
-        return request
-
-    def _step_request(
-        self, slot: int, tool_name: str, arguments: Mapping[str, Any] | None
-    ) -> SlotRequest:
-        if slot in self._late:
-            raise PoolError(
-                f"slot {slot} has a step from an earlier batch whose result was not collected: "
-                "call collect(), or reset the slot"
-            )
-        return self._driver.step_request(slot, tool_name, arguments)
-
     def _reset_requests(
         self,
         slots: Sequence[int],
@@ -515,42 +494,34 @@ class EnvPool:
         seeds: Sequence[int | None] | None,
         reset_kwargs: Mapping[str, Any],
     ) -> list[SlotRequest]:
-        self._check_batch(slots, trajectories=trajectories, seeds=seeds)
+        checked = self._episodes.checked(slots, trajectories=trajectories, seeds=seeds)
+        trajectories = trajectories or [None] * len(checked)
+        seeds = seeds or [None] * len(checked)
+        for slot in checked:
+            self._late.forget(slot)
         return [
-            self._reset_request(
-                slot,
-                None if trajectories is None else trajectories[position],
-                None if seeds is None else seeds[position],
-                reset_kwargs,
-            )
-            for position, slot in enumerate(slots)
+            self._episodes.reset_request(slot, trajectory, seed, reset_kwargs)
+            for slot, trajectory, seed in zip(checked, trajectories, seeds, strict=True)
         ]
 
     def _step_requests(
         self,
         slots: Sequence[int],
         tool_names: Sequence[str],
-        arguments_list: Sequence[Mapping[str, Any]],
+        arguments_list: Sequence[Mapping[str, Any] | None],
     ) -> list[SlotRequest]:
-        self._check_batch(slots, tool_names=tool_names, arguments_list=arguments_list)
-        return list(map(self._step_request, slots, tool_names, arguments_list))
-
-    def _check_batch(self, slots: Sequence[int], **lists: Sequence[Any] | None) -> None:
-        checked = [self._driver.checked(slot) for slot in slots]
-        for name, values in lists.items():
-            if isinstance(values, str):
-                raise ValueError(f"{name} must hold one entry per slot, found the text {values!r}")
-            if values is not None and len(values) != len(checked):
-                raise ValueError(
-                    f"{name} has {len(values)} entries for {len(checked)} indices: one per slot"
+        requests = self._episodes.step_requests(slots, tool_names, arguments_list)
+        for request in requests:
+            if request.slot in self._late:
+                raise PoolError(
+                    f"slot {request.slot} has a step from an earlier batch whose result was not "
+                    "collected: call collect(), or reset the slot"
                 )
-        if len(set(checked)) < len(checked):
-            twice = sorted(slot for slot, count in Counter(checked).items() if count > 1)
-            raise ValueError(f"indices must name each slot once, found {twice} more than once")
+        return requests
 
     def _first_to_close(self) -> bool:
         with self._close_lock:
-            first, self._driver.closed = not self._driver.closed, True
+            first, self._episodes.closed = not self._episodes.closed, True
         if first:
             self._leases.close()
         return first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import logging
 import threading
@@ -41,6 +42,16 @@ class WorkerDeadError(WorkerLostError):
     """The worker is dead, and no restart will follow."""
 
     retryable = False
+
+
+class RayWorker(PoolWorker):
+    """A worker with a process of its own."""
+
+    def __init__(self, start: int, end: int, spec: bytes, slot_threads: bool | None) -> None:
+        super().__init__(start, end, spec, slot_threads)
+        # Looking for cycles among all that Ray and the environment's module hold takes an instant
+        # step longer than all else: what is there by now is not looked at again.
+        gc.freeze()
 
 
 class RayBackend:
@@ -87,7 +98,7 @@ class RayBackend:
                 # A thread for the call of each slot, and for one more behind it where the caller
                 # of the first was interrupted; a batch takes a single one.
                 concurrency = {"max_concurrency": 2 * len(shard) + _SPARE_THREADS}
-                actor_class = self._ray.remote(**{**concurrency, **options})(PoolWorker)
+                actor_class = self._ray.remote(**{**concurrency, **options})(RayWorker)
                 self._actors.append(actor_class.remote(shard.start, shard.stop, spec, slot_threads))
         except Exception as error:
             self.shut_down()

@@ -65,7 +65,9 @@ async def _worker_stats(driver: SlotDriver, worker: int) -> WorkerStats:
     try:
         figures = pickle.loads(await driver.backend.acall(worker, "stats", None, _TIMEOUT_S))
     except TwinkleEnvError:
-        lost = set(shard) & set(driver.episodes)  # with a dead worker, all its episodes are gone
+        lost = set(shard) & set(
+            driver.episodes.incarnations
+        )  # with a dead worker, all its episodes are gone
     else:
         driver.note_incarnation(worker, figures.pop("incarnation"))
         lost = set(figures.pop("lost", []))

@@ -4,6 +4,9 @@ Many libraries demand that an object is made, used and closed in one thread, and
 must not hold up its neighbours: each slot has a thread of its own, unless its environment says that
 it is instant. A thread that hangs is given up with the environments in it; their slots go on with
 new ones.
+
+The threads of a batch wake each other, each the next before its own step: woken all at once they
+compete for the interpreter, which costs an instant step 45 us in place of 6 (64 slots).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from twinkle_agentic.envs.openenv.pool._messages import (
     failure_of,
     pack_replies,
     pack_reply,
+    pack_step,
 )
 
 __all__ = ["CLOSE_POLL_S", "Batch", "PoolWorker", "WorkerSpec"]
@@ -49,12 +53,14 @@ class Batch:
     Attributes:
         limit_s: Seconds the calls may take, by the most patient of them.
         replies: One per request; `None` until it is there.
+        waiting: Threads that are to be woken, and the positions of their calls.
     """
 
     def __init__(self, requests: list[SlotRequest], on_complete: Callable[[], None]) -> None:
         self.requests = requests
         self.replies: list[Reply | None] = [None] * len(requests)
         self.limit_s = max(request.timeout_s for request in requests)
+        self.waiting: Iterator[tuple[SlotThread, list[int]]] = iter(())
         self._on_complete = on_complete
         self._missing = len(requests)
 
@@ -136,33 +142,24 @@ class PoolWorker:
             on_complete: Called in any thread when all have a reply.
         """
         batch = Batch([SlotRequest._make(each) for each in pickle.loads(requests)], on_complete)
-        refused: list[tuple[int, Failure]] = []
-        queued: dict[SlotThread, list[int]] = {}
+        threads: dict[SlotThread, list[int]] = {}
         with self._lock:
-            why = self._broken
-            if self._closed:
-                why = Failure(text="the pool is closed")
+            refusal = Failure(text="the pool is closed") if self._closed else self._broken
+            if refusal is not None:
+                for position in range(len(batch.requests)):
+                    batch.finish(position, pack_reply(refusal))
+                return batch
             for position, request in enumerate(batch.requests):
                 slot = request.slot
-                if why is not None:
-                    refused.append((position, why))
-                    continue
-                episode = self._episodes[slot]
-                if request.episode < episode and request.op in ("reset", "step"):
-                    late = f"slot {slot}: the slot was reset before this {request.op} began"
-                    refused.append((position, Failure(text=late)))
-                    continue
                 thread = self._instances[slot].thread
                 if request.op == "reset":
-                    self._episodes[slot] = request.episode
-                    if not self._share_thread and (thread.current or not thread.calls.empty()):
+                    self._episodes[slot] = max(self._episodes[slot], request.episode)
+                    if thread.pending and not self._share_thread:
                         self._overtake_later(batch, position)
-                queued.setdefault(thread, []).append(position)
+                threads.setdefault(thread, []).append(position)
             self._batches = {each for each in self._batches if not each.complete} | {batch}
-            for thread, positions in queued.items():
-                self._queue(thread, batch, positions)
-            for position, failure in refused:
-                batch.finish(position, pack_reply(failure))
+            batch.waiting = iter(threads.items())
+            self._wake_next(batch)
         return batch
 
     def wait(self, batch: Batch, complete: threading.Lock) -> None:
@@ -227,15 +224,26 @@ class PoolWorker:
     def _threads(self) -> set[SlotThread]:
         return {instance.thread for instance in self._instances.values()}
 
-    def _queue(self, thread: SlotThread, batch: Batch, positions: list[int]) -> None:
-        """Hand calls to a thread. The lock is held."""
+    def _wake_next(self, batch: Batch) -> None:
+        """Hand calls to the next thread of a batch. The lock is held.
+
+        One that is busy cannot wake its successor at once, so that is woken, too.
+        """
+        for thread, positions in batch.waiting:
+            if not thread.abandoned and self._queue(thread, batch, positions):
+                return
+
+    def _queue(self, thread: SlotThread, batch: Batch, positions: list[int]) -> bool:
+        """Hand calls to a thread; returns whether it was idle. The lock is held."""
         if thread.thread is None:
             name = "slots" if self._share_thread else f"slot-{batch.requests[positions[0]].slot}"
             thread.thread = threading.Thread(
                 target=self._serve, args=(thread,), name=name, daemon=True
             )
             thread.thread.start()
+        thread.pending += 1
         thread.calls.put((batch, positions))
+        return thread.pending == 1
 
     def _serve(self, thread: SlotThread) -> None:
         """Run in a slot thread until it is closed or abandoned."""
@@ -243,8 +251,13 @@ class PoolWorker:
             if isinstance(job, EnvInstance):  # another one has taken its place
                 job.dispose()
                 thread.instances.discard(job)
-            else:
-                self._run_calls(thread, *job)
+                continue
+            batch, positions = job
+            with self._lock:
+                self._wake_next(batch)
+            self._run_calls(thread, batch, positions)
+            with self._lock:
+                thread.pending -= 1
         for instance in list(thread.instances):
             instance.dispose()
         if thread.abandoned:
@@ -260,7 +273,7 @@ class PoolWorker:
             if instance.thread is not thread:  # it was abandoned
                 return
             thread.current = batch, position
-            reply = pack_reply(self._run_call(instance, request))
+            reply = self._run_call(instance, request)
             with self._lock:
                 thread.current = None
                 batch.finish(position, reply)
@@ -269,26 +282,28 @@ class PoolWorker:
             if instance.lost is not None:
                 instance.dispose()  # its state is unknown
 
-    def _run_call(self, instance: EnvInstance, request: SlotRequest) -> object:
-        op, slot, args, _, incarnation, _ = request
+    def _run_call(self, instance: EnvInstance, request: SlotRequest) -> Reply:
+        op, slot, args, _, incarnation, episode = request
         if incarnation is not None and incarnation != self._incarnation:
-            return Failure(
+            lost = Failure(
                 text=f"slot {slot}: the episode was lost with its worker process; reset the slot "
                 "for a new one",
                 retryable=True,
                 worker_lost=True,
             )
-        if op != "step":
-            value = instance.run(op, slot, args)
-            if self._share_thread is None and instance.is_instant:
-                self._share_one_thread(instance.thread)
-            return value
+            return pack_reply(lost)
+        if episode < self._episodes[slot] and op in ("reset", "step"):
+            return pack_reply(Failure(text=f"slot {slot}: it was reset before this {op} began"))
         started = time.perf_counter()
-        value = instance.run(op, slot, args)
-        if not isinstance(value, Failure):
-            self._step_times_s.append(time.perf_counter() - started)
-            self._steps += 1
-        return value
+        value: Any = instance.run(op, slot, args)
+        if op == "step":
+            if not isinstance(value, Failure):
+                self._step_times_s.append(time.perf_counter() - started)
+                self._steps += 1
+            return pack_step(value)
+        if self._share_thread is None and instance.is_instant:
+            self._share_one_thread(instance.thread)
+        return pack_reply(value)
 
     def _share_one_thread(self, home: SlotThread) -> None:
         """Let the slots without an environment live in the thread of an instant one."""
