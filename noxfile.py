@@ -203,13 +203,14 @@ def twinkle_kit(session: nox.Session) -> None:
     more = ("safetensors", "accelerate", "pyzmq", "pillow", "openai", "ray", "pytest")
     session.install("torch==2.13.0", *needs, *more)
     session.install("--no-deps", "twinkle-kit==0.5.1")
-    built = session.create_tmp()
+    built = DIST / "kit"  # not `create_tmp`, which moves Ray's sockets to a path too long for them
+    shutil.rmtree(built, ignore_errors=True)
     ours = ("twinkle-tools", "twinkle-envs-core", "twinkle-envs-openenv", "twinkle-rollout")
     for name in ours:
         session.run_install(
-            "uv", "build", "--wheel", "-q", "-o", built, BY_NAME[name].folder, external=True
+            "uv", "build", "--wheel", "-q", "-o", str(built), BY_NAME[name].folder, external=True
         )
-    session.install(*map(str, Path(built).glob("*.whl")))
+    session.install(*map(str, built.glob("*.whl")))
     tests = ROOT / "tests/peers/twinkle_kit.py"
     env = {"PYTHONPATH": str(tests.parent)}  # the workers import it too
     session.run("pytest", "-q", "-c", "/dev/null", "--import-mode=importlib", str(tests), env=env)
