@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from twinkle_agentic.rollout.testing import ServerProcess
 
 ROOT = Path(__file__).parents[1]
+CODE_PACKAGES = [name for name in ("numpy", "pytest") if importlib.util.find_spec(name)]
+"""What the code of sessions may import of this environment, as programs of the tests do."""
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +22,7 @@ def coding_server() -> Iterator[ServerProcess]:
     with ServerProcess(
         "coding server",
         lambda port: [sys.executable, "-m", "openenv_server", "--port", str(port)],
-        env={"MAX_CONCURRENT_ENVS": "256"},
+        env={"MAX_CONCURRENT_ENVS": "256", "CODE_PACKAGES": ",".join(CODE_PACKAGES)},
     ) as server:
         server.wait_ready(90)
         yield server

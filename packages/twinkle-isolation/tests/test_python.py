@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -234,6 +235,26 @@ async def test_limits_of_processor_time_and_output(session: PythonSession) -> No
     assert result.stopped == "cpu"
     out, _, result = await run(session, "while True: print('x' * 1000)", output_bytes=100_000)
     assert (result.stopped, result.end, len(out)) == ("output", None, 100_000)
+
+
+async def test_a_kill_that_crosses_the_answer_belongs_to_the_step_that_was_killed(
+    session: PythonSession,
+) -> None:
+    blocked = False
+
+    def block(stream: str, data: bytes) -> None:
+        nonlocal blocked
+        if not blocked:  # past the grace, so that the kill goes out as the answer comes in
+            blocked = True
+            time.sleep(0.5)
+
+    code = "x = 1\nwhile True: print('x')"
+    result = await session.run(code, on_output=block, output_bytes=10, grace_s=0.1)
+    assert result.stopped == "output"
+    if result.end is None:
+        assert (await run(session, "print(x)"))[0] == "1\n"
+    else:
+        assert not session.alive
 
 
 async def test_finish_waits_for_threads_and_runs_exit_handlers(session: PythonSession) -> None:

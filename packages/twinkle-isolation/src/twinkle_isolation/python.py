@@ -196,6 +196,7 @@ class PythonSession:
         loop = asyncio.get_running_loop()
         timers: list[asyncio.TimerHandle] = []
         watch: asyncio.Task[None] | None = None
+        killed = False
 
         def stop(reason: StopReason) -> None:
             if self._stopped is not None:
@@ -205,6 +206,8 @@ class PythonSession:
             timers.append(loop.call_later(grace_s, kill))
 
         def kill() -> None:
+            nonlocal killed
+            killed = True
             self.kill_soon()
             timers.append(
                 loop.call_later(
@@ -236,7 +239,7 @@ class PythonSession:
                 stream, data = piece
                 if stream == "control":
                     answer = self._answer(data)
-                    if answer is not None:
+                    if answer is not None and not killed:  # else the end follows
                         return answer
                     continue
                 if left is not None:
