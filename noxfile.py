@@ -155,7 +155,7 @@ def typescript(session: nox.Session) -> None:
     sync(session, "--package", "twinkle-sandbox-server", "--group", "test")
     sync(session, "--package", "twinkle-envs-agentenv")
     project = os.path.abspath(session.create_tmp())
-    packages = ("e2b@2.51.0", "tsx@4.23.15")
+    packages = ("e2b@2.51.0", "@e2b/code-interpreter@2.8.0", "tsx@4.23.15")
     session.run("npm", "install", "--silent", "--prefix", project, *packages, external=True)
     env = {"NODE_PROJECT": project}
     if session.posargs:

@@ -474,3 +474,50 @@ def test_a_reward_that_nobody_gives_is_seen_and_one_that_somebody_gives_is_count
     (done,) = rollout([{"messages": [{"role": "user", "content": "go"}]}])
     assert (done["reward"], done["step_rewards"]) == (reward, steps)
     assert done["reward_missing_steps"] == missing
+
+
+def test_code_keeps_its_names_and_shows_its_results(make_env: EnvMaker) -> None:
+    env = make_env(code_interpreter=True, command_timeout=60)
+    env.reset()
+    assert "'run_code'" in str(env.tools())
+    assert env.step("run_code", {"code": "x = 6"}).observation == ""
+    result = env.step(
+        "run_code", {"code": "import sys\nprint(1)\nprint(2, file=sys.stderr)\nx * 7"}
+    )
+    assert result.observation == "1\n42\n[stderr]\n2"
+    assert result.info["reward_missing"] and result.error is None and not result.done
+    code = "class P:\n    def _repr_png_(self): return b'PNG'\ndisplay(P())\nx"
+    result = env.step("run_code", {"code": code})
+    assert result.observation == "[image 1]\n6" and result.info["images"] == [b"PNG"]
+    result = env.step("run_code", {"code": "print('so far')\n1 / 0"})
+    assert result.observation.startswith("so far\nTraceback")
+    assert result.observation.endswith("ZeroDivisionError: division by zero")
+    assert result.info["code_error"] == "ZeroDivisionError" and result.error is None
+    assert env.step("run_code", {"code": 3}).info["error_kind"] == "tool"
+    assert env.step("run_command", {"command": "echo on"}).observation == "on"
+
+
+def test_code_that_takes_too_long_is_interrupted(make_env: EnvMaker) -> None:
+    env = make_env(code_interpreter=True, command_timeout=3)
+    env.reset()
+    env.step("run_code", {"code": "x = 1"})
+    result = env.step("run_code", {"code": "print('begun', flush=True)\nwhile True: pass"})
+    assert result.observation.startswith("begun\n[interrupted: no end within 3 s")
+    assert result.info["timed_out"] is True and not result.done
+    assert env.run_code("x").observation == "1"
+
+
+def test_code_in_a_lost_sandbox_ends_the_episode(make_env: EnvMaker) -> None:
+    env = make_env(code_interpreter=True)
+    env.reset()
+    assert env.sandbox is not None
+    env.sandbox.kill()
+    result = env.step("run_code", {"code": "1"})
+    assert result.done and result.info["error_kind"] == "sandbox_lost"
+
+
+def test_run_code_is_offered_only_where_it_was_asked_for(make_env: EnvMaker) -> None:
+    env = make_env()
+    env.reset()
+    result = env.step("run_code", {"code": "1"})
+    assert result.info["error_kind"] == "tool" and "unknown tool" in result.observation

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from conftest import Server
 
-CHECKS = Path(__file__).parent / "typescript/checks.mjs"
+CHECKS = Path(__file__).parent / "typescript"
 NODE = Path(os.environ["NODE_PROJECT"])  # with `node_modules`, which has e2b and tsx
 CHECKOUT = os.environ.get("AGENTENV_CHECKOUT")
 SCRIPTS = Path(CHECKOUT or "", "scripts/tests/e2e")
@@ -62,10 +62,11 @@ def run(server: Server, *command: str | Path) -> str:
 
 
 def test_the_checks_pass(server: Server) -> None:
-    said = run(server, "node", shutil.copy(CHECKS, NODE))
-    lines = said.splitlines()
-    assert len(lines) == 32, said
-    assert all(line.startswith("ok ") for line in lines), said
+    for name, count in (("checks.mjs", 32), ("interpreter_checks.mjs", 8)):
+        said = run(server, "node", shutil.copy(CHECKS / name, NODE))
+        lines = said.splitlines()
+        assert len(lines) == count, said
+        assert all(line.startswith("ok ") for line in lines), said
 
 
 @pytest.mark.skipif(CHECKOUT is None, reason="AGENTENV_CHECKOUT names no checkout of AgentENV")

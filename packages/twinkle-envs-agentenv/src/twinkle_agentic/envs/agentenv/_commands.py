@@ -30,7 +30,8 @@ _KILL_S = 10.0  # one try at killing what a command left
 _KILL_TRIES = 3
 # A process left in the background keeps its command running while it holds the output open.
 _BACKGROUND = re.compile(r"(?<![&><])&(?![&>\d])")
-_AT_ONCE = max(1, max_connections - 20)  # commands per server; the rest is for other requests
+COMMANDS_AT_ONCE = max(1, max_connections - 20)
+"""Per server; the other connections are for other requests."""
 _CAUSE_CHARS = 200
 _SIGNALLED = -1  # the exit code of a process that a signal ended
 
@@ -83,7 +84,7 @@ def run_command(
 
     spec = handle.spec
     limiter = limiter_of(spec.connection.address, "commands")
-    with limiter.place(_AT_ONCE, timeout_s=spec.queue_timeout_s), calls:
+    with limiter.place(COMMANDS_AT_ONCE, timeout_s=spec.queue_timeout_s), calls:
         started = time.monotonic()
         try:
             process = repeated(handle, f"running {command[:80]!r}", start, repeatable=False)

@@ -139,6 +139,7 @@ class SandboxSpec:
     max_concurrent_creates: int = 32
     queue_timeout_s: float = 600.0
     create_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    code_interpreter: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what can never work.

@@ -139,12 +139,15 @@ def _create(spec: SandboxSpec, extra_labels: Mapping[str, str]) -> SandboxHandle
     if spec.on_timeout == "pause":
         lifecycle = {"on_timeout": "pause", "auto_resume": True}
     maybe_made = False  # by a try whose answer was lost
+    sandbox_class = Sandbox
+    if spec.code_interpreter:
+        from twinkle_agentic.envs.agentenv._code import CodeSandbox as sandbox_class
 
     def request() -> tuple[Sandbox, float]:
         nonlocal maybe_made
         asked_at = time.monotonic()
         try:
-            sandbox = Sandbox.create(
+            sandbox = sandbox_class.create(
                 spec.template,
                 timeout=_whole_seconds(spec.sandbox_timeout_s),
                 metadata=metadata,

@@ -10,6 +10,7 @@ from twinkle_agentic.tools.types import ToolInfo
 
 if TYPE_CHECKING:
     from twinkle_agentic.envs.agentenv._env import AgentEnv
+    from twinkle_agentic.envs.base import StepResult
 
 ToolHandler = Callable[["AgentEnv", dict[str, Any]], Any]
 """`handler(env, arguments) -> text` of a tool."""
@@ -59,6 +60,11 @@ def _read_file(env: AgentEnv, arguments: dict[str, Any]) -> str:
     _refuse_unknown("read_file", arguments, "path")
     path = text_argument(arguments, "path")
     return env.read_file(path).decode("utf-8", "replace")
+
+
+def _run_code(env: AgentEnv, arguments: dict[str, Any]) -> StepResult:
+    _refuse_unknown("run_code", arguments, "code")
+    return env.run_code(text_argument(arguments, "code"))
 
 
 def _refuse_unknown(tool_name: str, arguments: Mapping[str, Any], *takes: str) -> None:
@@ -112,3 +118,17 @@ DEFAULT_TOOLS: dict[str, tuple[ToolInfo, ToolHandler]] = {
     ),
 }
 """Definition and handler by name."""
+
+CODE_TOOLS: dict[str, tuple[ToolInfo, ToolHandler]] = {
+    "run_code": (
+        _tool(
+            "run_code",
+            "Run Python in the sandbox. Variables, imports and functions stay for the next call. "
+            "Returns what it printed, the value of its last expression, figures, and the traceback "
+            "of an error.",
+            code="The Python code.",
+        ),
+        _run_code,
+    )
+}
+"""Likewise, of a sandbox with a code interpreter."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +23,7 @@ from twinkle_agentic.envs.agentenv._config import (
     SetupErrors,
 )
 from twinkle_agentic.envs.agentenv._default_tools import (
+    CODE_TOOLS,
     DEFAULT_TOOLS,
     ToolHandler,
     seconds_argument,
@@ -109,8 +111,11 @@ class AgentEnv(Env):
         connection_options: Further connection options of the SDK: `proxy`, `http_version`,
             `domain`, `api_headers`.
         create_options: Further arguments of the SDK's `Sandbox.create`, such as `network`.
+        code_interpreter: Also offer `run_code`: Python whose names stay from call to call. Needs
+            the extra `code-interpreter`, and a template with E2B's code interpreter.
 
     Raises:
+        ModuleNotFoundError: `code_interpreter` without its extra.
         TypeError: An argument has the wrong type.
         ValueError: An argument has an impossible value.
 
@@ -148,6 +153,7 @@ class AgentEnv(Env):
         request_timeout: float = 60.0,
         connection_options: Mapping[str, Any] | None = None,
         create_options: Mapping[str, Any] | None = None,
+        code_interpreter: bool = False,
     ) -> None:
         if isinstance(setup_commands, (str, bytes)):
             raise TypeError(f"setup_commands must be a list of commands, found {setup_commands!r}")
@@ -175,7 +181,13 @@ class AgentEnv(Env):
             max_concurrent_creates=max_concurrent_creates,
             queue_timeout_s=queue_timeout_s,
             create_options=dict(create_options or {}),
+            code_interpreter=code_interpreter,
         )
+        if code_interpreter and importlib.util.find_spec("e2b_code_interpreter") is None:
+            raise ModuleNotFoundError(
+                "code_interpreter=True needs the e2b-code-interpreter distribution, which is not "
+                "installed: run `pip install twinkle-envs-agentenv[code-interpreter]`"
+            )
         self._pool = pool
         self._custom: dict[str, tuple[ToolInfo, ToolHandler]] = {}
         self._slot = SandboxSlot(self)
@@ -362,6 +374,31 @@ class AgentEnv(Env):
         cwd = text_argument(arguments, "cwd", optional=True) or None
         return self._run(command, arguments.get("timeout"), cwd=cwd).output()
 
+    def run_code(self, code: str) -> StepResult:
+        """Run Python in the sandbox's code interpreter, after what it has run before.
+
+        It may take `command_timeout`; then it is interrupted, and killed with its names where it
+        goes on.
+
+        Returns:
+            What it printed, its results, and its traceback where it failed, at most 32,768
+            characters; no reward. `info` has `images` (PNG or JPEG, at most 8), `code_error` (the
+            name of the exception) and `timed_out`, each where there is one.
+
+        Raises:
+            ToolFaultError: It is refused.
+            SandboxError: The sandbox is lost or failed, there is none, or the env was made without
+                `code_interpreter`.
+            EnvTimeoutError: The sandbox does not answer.
+        """
+        if not self._spec.code_interpreter:
+            raise SandboxError("run_code needs AgentEnv(code_interpreter=True)")
+        from twinkle_agentic.envs.agentenv._code import run_code
+
+        handle = self._handle()
+        limit_s = self._spec.command_timeout_s
+        return handle.use(run_code, code, timeout_s=limit_s, outlasted=self.refresh_timeout)
+
     def exec(
         self,
         command: str,
@@ -510,6 +547,8 @@ class AgentEnv(Env):
     def _offered(self) -> dict[str, tuple[ToolInfo, ToolHandler]]:
         """Return definition and handler of each tool, the built-in ones first."""
         built_in = DEFAULT_TOOLS if self.include_default_tools else {}
+        if self._spec.code_interpreter:
+            built_in = built_in | CODE_TOOLS
         return {
             **{name: tool for name, tool in built_in.items() if name not in self._custom},
             **self._custom,
