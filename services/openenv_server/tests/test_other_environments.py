@@ -16,7 +16,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from openenv_server.concurrent import concurrent_app
-from openenv_server.lean import Action, Environment, Observation, State
+from openenv_server.openenv_types import Action, Environment, Observation, State
 
 LIMIT_S = 20.0
 APPS = Path(__file__).parent / "apps"

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import openenv_server
+from openenv_server.coding_types import CodeAction
 from openenv_server.environment import CodingEnvironment
 from openenv_server.limits import Failure, SessionLimits
 from openenv_server.output import BoundedText
 from openenv_server.session import CodeResult
 from openenv_server.settings import Settings, SettingsError
-from openenv_server.wire import CodeAction
 
 
 def _python(code: str, **env: str) -> str:

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
+from openenv_server.coding_types import CodeAction, CodeObservation, CodeState
 from openenv_server.concurrent import concurrent_app
 from openenv_server.environment import CodingEnvironment
 from openenv_server.session import Sessions
 from openenv_server.settings import Settings
-from openenv_server.wire import CodeAction, CodeObservation, CodeState
 
 # MAX_CONCURRENT_ENVS and the other variables; a bad one ends the process with its name.
 settings = Settings.load()

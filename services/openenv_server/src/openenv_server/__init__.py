@@ -1,7 +1,7 @@
 """A coding environment served over the OpenEnv protocol, with concurrent sessions.
 
 Start it with `twinkle-openenv-server` or `uvicorn openenv_server.app:app`. Importing this package
-is light: `openenv` is loaded by `openenv_server.lean`, for the modules that need it.
+loads neither `openenv` nor `coding_env`.
 """
 
 from __future__ import annotations

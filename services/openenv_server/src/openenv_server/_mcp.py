@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
-from openenv_server._gate import RefusedError, Ticket
+from openenv_server._admission import RefusedError, SessionPermit
 from openenv_server._messages import mapping
 from openenv_server._session import EnvRaisedError, EnvSession, uncancelled
 
@@ -152,14 +152,14 @@ class HttpSessions:
             await self._end(session_id)
 
     async def _create(self, served: Served, http: Request) -> str:
-        ticket = await served.admit(http)
+        permit = await served.admit(http)
         try:
             session = await uncancelled(served.open())
         except BaseException:
-            ticket.release()
+            permit.release()
             raise
         session_id = str(uuid.uuid4())
-        held = self._open[session_id] = _HttpSession(session, ticket)
+        held = self._open[session_id] = _HttpSession(session, permit)
         self._watch(session_id, held)
         return session_id
 
@@ -194,13 +194,13 @@ class HttpSessions:
         try:
             await held.session.close()
         finally:
-            held.ticket.release()
+            held.permit.release()
 
 
 class _HttpSession:
-    def __init__(self, session: EnvSession, ticket: Ticket) -> None:
+    def __init__(self, session: EnvSession, permit: SessionPermit) -> None:
         self.session = session
-        self.ticket = ticket
+        self.permit = permit
         self.attached = False
         self.closing = False
         self.busy = 0

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from openenv_server._gate import GateStatus
+from openenv_server._admission import AdmissionStatus
 
 __all__ = ["KILLS", "QUEUE_SECONDS", "REFUSED", "REQUESTS", "STARTED", "render"]
 
@@ -42,7 +42,7 @@ KILLS = Counter(
 
 
 class _Capacity(Collector):
-    def __init__(self, status: GateStatus) -> None:
+    def __init__(self, status: AdmissionStatus) -> None:
         self._status = status
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -58,7 +58,7 @@ class _Capacity(Collector):
             yield GaugeMetricFamily(name, text, value=value)
 
 
-def render(status: GateStatus) -> bytes:
+def render(status: AdmissionStatus) -> bytes:
     """Return the metrics in Prometheus' text format."""
     registry = _REGISTRY
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # set by the supervisor

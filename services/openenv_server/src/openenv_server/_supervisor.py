@@ -16,8 +16,8 @@ import tempfile
 from asyncio.subprocess import Process
 from dataclasses import dataclass, field
 
-from openenv_server._gate import Gate
-from openenv_server._gate_link import serve_worker
+from openenv_server._admission import AdmissionQueue
+from openenv_server._admission_link import serve_worker
 from openenv_server._logs import configure_logs, flush_logs
 from openenv_server.settings import Settings, variable_of
 from twinkle_isolation.listening import url_of
@@ -47,7 +47,7 @@ class Supervisor:
     def __init__(self, settings: Settings, sockets: list[socket.socket]) -> None:
         self._settings = settings
         self._sockets = sockets
-        self._gate = Gate(
+        self._queue = AdmissionQueue(
             limit=settings.max_concurrent_envs,
             max_queue=settings.max_queue,
             queue_timeout_s=settings.queue_timeout_s,
@@ -74,7 +74,7 @@ class Supervisor:
             try:
                 await self._stop.wait()
             finally:
-                self._gate.drain()
+                self._queue.drain()
                 for sock in self._sockets:
                     sock.close()
                 await self._end_workers()
@@ -90,16 +90,16 @@ class Supervisor:
             self._stop.set()
             return
         limit_s = self._settings.drain_timeout_s
-        self._gate.drain()
-        sessions = self._gate.now().sessions
+        self._queue.drain()
+        sessions = self._queue.now().sessions
         logger.info("SIGTERM: %d sessions get %g s to end", sessions, limit_s)
 
         async def wait() -> None:
             try:
                 async with asyncio.timeout(limit_s):
-                    await self._gate.wait_empty()
+                    await self._queue.wait_empty()
             except TimeoutError:
-                logger.warning("%d sessions are cut off", self._gate.now().sessions)
+                logger.warning("%d sessions are cut off", self._queue.now().sessions)
             self._stop.set()
 
         self._draining = asyncio.create_task(wait())
@@ -151,7 +151,7 @@ class Supervisor:
             if self._ready == self._settings.workers:
                 logger.info("Application startup complete.")
 
-        serving = asyncio.create_task(serve_worker(self._gate, reader, writer, on_ready))
+        serving = asyncio.create_task(serve_worker(self._queue, reader, writer, on_ready))
         worker = _Worker(process, writer, serving, ready)
         self._workers.add(worker)
         return worker

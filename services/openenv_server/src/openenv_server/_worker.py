@@ -15,7 +15,7 @@ from collections.abc import Generator
 
 import uvicorn
 
-from openenv_server._gate_link import RemoteGate
+from openenv_server._admission_link import RemoteAdmissionQueue
 from openenv_server._logs import configure_logs, flush_logs
 from openenv_server.app import make_app
 from openenv_server.settings import Settings
@@ -26,9 +26,9 @@ _CLOSE_S = 3  # for the sessions; the supervisor kills 2 s later
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, gate: RemoteGate) -> None:
+    def __init__(self, config: uvicorn.Config, admission: RemoteAdmissionQueue) -> None:
         super().__init__(config)
-        self._gate = gate
+        self._admission = admission
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -36,7 +36,7 @@ class _Server(uvicorn.Server):
         # burst spreads over the workers. The kernel's queue must be long all the same.
         for sock in sockets or []:
             sock.listen(_BACKLOG)
-        self._gate.ready()
+        self._admission.ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -47,9 +47,9 @@ async def _serve(settings: Settings, link: socket.socket, sockets: list[socket.s
     def stop() -> None:
         server.should_exit = True
 
-    gate = RemoteGate(stop)
+    admission = RemoteAdmissionQueue(stop)
     config = uvicorn.Config(
-        make_app(settings, gate=gate),
+        make_app(settings, admission=admission),
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -61,8 +61,8 @@ async def _serve(settings: Settings, link: socket.socket, sockets: list[socket.s
         ws_ping_timeout=settings.ping_timeout_s,
         ws_per_message_deflate=False,
     )
-    server = _Server(config, gate)
-    await gate.connect(link)
+    server = _Server(config, admission)
+    await admission.connect(link)
     await server.serve(sockets=sockets)
 
 

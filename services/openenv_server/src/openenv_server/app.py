@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from openenv_server._gate import Admission
+from openenv_server._admission import Admission
+from openenv_server.coding_types import CodeAction, CodeObservation, CodeState
 from openenv_server.concurrent import concurrent_app
 from openenv_server.environment import CodingEnvironment
 from openenv_server.packages import MissingPackageError
 from openenv_server.session import Sessions
 from openenv_server.settings import Settings, SettingsError
-from openenv_server.wire import CodeAction, CodeObservation, CodeState
 from twinkle_isolation import IsolationUnavailableError
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["app", "make_app"]
 
 
-def make_app(settings: Settings | None = None, *, gate: Admission | None = None) -> Starlette:
+def make_app(settings: Settings | None = None, *, admission: Admission | None = None) -> Starlette:
     """Make the application of the coding environment.
 
     Args:
         settings: Read from the environment variables when not given.
-        gate: Who is let in, where another process decides that.
+        admission: Who is let in, where another process decides that.
 
     Raises:
         SettingsError: An environment variable has a value that cannot be used.
@@ -55,7 +55,7 @@ def make_app(settings: Settings | None = None, *, gate: Admission | None = None)
         allowed_hosts=chosen.allowed_hosts,
         only_loopback=not chosen.insecure,
         lifespan=partial(_lifespan, sessions),
-        gate=gate,
+        admission=admission,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from openenv_server._gate import Admission, Gate
+from openenv_server._admission import Admission, AdmissionQueue
 from openenv_server.serving import Served, class_of, make_asgi
 
 __all__ = ["concurrent_app"]
@@ -30,7 +30,7 @@ def concurrent_app(
     allowed_hosts: Iterable[str] = (),
     only_loopback: bool = False,
     lifespan: Callable[[], contextlib.AbstractAsyncContextManager[Any]] | None = None,
-    gate: Admission | None = None,
+    admission: Admission | None = None,
 ) -> Starlette:
     """Make the ASGI application that serves an environment over the OpenEnv protocol.
 
@@ -54,7 +54,7 @@ def concurrent_app(
             use a server without tokens, besides its own.
         only_loopback: Without tokens, refuse connections to other addresses than loopback ones.
         lifespan: Entered before the first request and left after the last.
-        gate: Who is let in, in place of the three limits above.
+        admission: Who is let in, in place of the three limits above.
 
     Raises:
         ValueError: More than one session is asked for and the environment class does not have
@@ -70,14 +70,16 @@ def concurrent_app(
             f"max_concurrent_envs is {max_concurrent_envs} and {cls.__name__} does not say that "
             "its sessions keep apart: set SUPPORTS_CONCURRENT_SESSIONS = True where they do"
         )
-    own = Gate(limit=max_concurrent_envs, max_queue=max_queue, queue_timeout_s=queue_timeout_s)
+    own = AdmissionQueue(
+        limit=max_concurrent_envs, max_queue=max_queue, queue_timeout_s=queue_timeout_s
+    )
     served = Served(
         env,
         action_cls,
         observation_cls,
         state_cls,
         name=name,
-        gate=own if gate is None else gate,
+        admission=own if admission is None else admission,
         idle_timeout_s=idle_timeout_s,
     )
     return make_asgi(

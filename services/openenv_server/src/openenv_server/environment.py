@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
-from openenv_server.lean import Environment
+from openenv_server.coding_types import CodeAction, CodeObservation, CodeState, import_coding_env
 from openenv_server.limits import SessionLimits
+from openenv_server.openenv_types import Environment
 from openenv_server.output import encodable
 from openenv_server.session import CodeResult, CodeSession, Sessions
 from openenv_server.settings import Settings
-from openenv_server.wire import CodeAction, CodeObservation, CodeState, import_coding_env
 
 __all__ = ["CodingBase", "CodingEnvironment"]
 
@@ -54,7 +54,7 @@ class CodingBase(Environment[CodeAction, CodeObservation, CodeState]):
         return self._state
 
 
-class _Ran:
+class _FinishedRun:
     """In the place of `coding_env`'s executor: the code has run when its `step` asks for it."""
 
     def __init__(self, result: CodeResult) -> None:
@@ -169,7 +169,7 @@ class CodingEnvironment(_Base):
             return self._describe(observation, result)
         session = self._session or await self._open(None)
         result = await session.run(action.code)
-        self._executor = _Ran(result)
+        self._executor = _FinishedRun(result)
         return self._describe(super().step(action), result)
 
     async def close_async(self) -> None:

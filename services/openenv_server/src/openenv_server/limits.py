@@ -46,6 +46,10 @@ class Failure(StrEnum):
 class SessionLimits:
     """The limits of one session, and how its interpreter is made.
 
+    Enforced by: `max_code_chars` and `max_output_chars`, this server (`session.py`); wall time,
+    processor time, `interrupt_grace_s` and `max_output_mb`, `twinkle_isolation.python`; memory,
+    processes, disk and open files, the kernel for each process and the sandbox's guard for the sum.
+
     Attributes:
         step_timeout_s: Wall time of a step, in seconds.
         step_cpu_s: Processor time of a step over all processes of the session, in seconds.

@@ -29,7 +29,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from openenv_server import _metrics
 from openenv_server._access import AccessGuard
-from openenv_server._gate import Admission, RefusedError, Ticket
+from openenv_server._admission import Admission, RefusedError, SessionPermit
 from openenv_server._mcp import HttpSessions, answer_rpc
 from openenv_server._messages import (
     error_message,
@@ -57,7 +57,7 @@ class Served:
         observation_cls: Type of its observations.
         state_cls: Type of its state.
         name: Name for the logs and the schema.
-        gate: Who is let in.
+        admission: Who is let in.
         idle_timeout_s: Seconds without a request after which a session ends; 0 is no limit.
     """
 
@@ -69,7 +69,7 @@ class Served:
         state_cls: type[Any],
         *,
         name: str,
-        gate: Admission,
+        admission: Admission,
         idle_timeout_s: float = 0.0,
     ) -> None:
         self.env = env
@@ -77,14 +77,14 @@ class Served:
         self.observation_cls = observation_cls
         self.state_cls = state_cls
         self.name = name
-        self.gate = gate
+        self.admission = admission
         self.idle_timeout_s = idle_timeout_s or None
         self.env_cls = class_of(env)
         one_thread = getattr(self.env_cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)
         self._threads = ThreadPoolExecutor(1) if one_thread else None
         self.http_sessions = HttpSessions()
 
-    async def admit(self, connection: HTTPConnection) -> Ticket:
+    async def admit(self, connection: HTTPConnection) -> SessionPermit:
         """Wait for a slot.
 
         Raises:
@@ -93,14 +93,14 @@ class Served:
         client, wait_s = _client_of(connection)
         started = time.monotonic()
         try:
-            ticket = await self.gate.enter(client, wait_s=wait_s)
+            permit = await self.admission.enter(client, wait_s=wait_s)
         except RefusedError as error:
             _metrics.REFUSED.labels(error.reason).inc()
             logger.warning("refused client=%s: %s", client, error)
             raise
         _metrics.STARTED.inc()
         _metrics.QUEUE_SECONDS.observe(time.monotonic() - started)
-        return ticket
+        return permit
 
     async def open(self) -> EnvSession:
         """Make an environment."""
@@ -136,7 +136,7 @@ class Served:
     @contextlib.asynccontextmanager
     async def once(self, request: Request) -> AsyncGenerator[EnvSession]:
         """Use an environment for one HTTP request."""
-        ticket = await self.admit(request)
+        permit = await self.admit(request)
         try:
             session = await uncancelled(self.open())
             try:
@@ -144,7 +144,7 @@ class Served:
             finally:
                 await uncancelled(session.close())
         finally:
-            ticket.release()
+            permit.release()
 
 
 def make_asgi(
@@ -166,13 +166,13 @@ def make_asgi(
                 await served.http_sessions.close()
 
     async def health(_: Request) -> Response:
-        status = await served.gate.status()
+        status = await served.admission.status()
         if status.draining:
             return JSONResponse({"status": "unhealthy", "draining": True}, status_code=503)
         return JSONResponse({"status": "healthy"})
 
     async def capacity(_: Request) -> Response:
-        status = await served.gate.status()
+        status = await served.admission.status()
         return JSONResponse(
             {
                 "sessions": status.sessions,
@@ -185,7 +185,7 @@ def make_asgi(
         )
 
     async def metrics(_: Request) -> Response:
-        text = _metrics.render(await served.gate.status())
+        text = _metrics.render(await served.admission.status())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def schema(_: Request) -> Response:
@@ -302,7 +302,7 @@ class _Conversation:
                     await self._serve(session)
             return
         try:
-            ticket = await served.admit(self._ws)
+            permit = await served.admit(self._ws)
         except RefusedError as error:
             status = error.status
             await self._send(
@@ -335,7 +335,7 @@ class _Conversation:
                     why,
                 )
         finally:
-            ticket.release()
+            permit.release()
 
     async def _open(self) -> EnvSession | None:
         opening = asyncio.ensure_future(self._served.open())

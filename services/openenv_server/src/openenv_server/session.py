@@ -159,7 +159,7 @@ class CodeSession:
             collected = _Collected(self._limits)
             timeout_s = self._limits.step_timeout_s
             ended = await _run(self._python, code, collected, self._limits, timeout_s)
-            exit_code, failure, note = _judge(ended, self._limits, timeout_s)
+            exit_code, failure, note = _classify_end(ended, self._limits, timeout_s)
         except asyncio.CancelledError:
             self.abandon()
             raise
@@ -322,7 +322,7 @@ class Sessions:
             ended = await _run(python, code, collected, self.limits, limit_s, fresh=True)
             if ended is None:
                 return None, True
-            exit_code, failure, note = _judge(ended, self.limits, limit_s)
+            exit_code, failure, note = _classify_end(ended, self.limits, limit_s)
             notes = [note] if note else []
             result = collected.result(
                 exit_code=exit_code, failure=failure, state="kept", notes=notes, fresh=True
@@ -392,7 +392,7 @@ async def _run(
         return None
 
 
-def _judge(
+def _classify_end(
     ended: PythonResult | None, limits: SessionLimits, timeout_s: float
 ) -> tuple[int, Failure | None, str]:
     """Return exit code, failure, and what is to be said of it."""

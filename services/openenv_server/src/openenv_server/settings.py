@@ -241,7 +241,7 @@ class Settings(BaseSettings):
     )
 
     @model_validator(mode="after")
-    def _keep_the_address_closed(self) -> Self:
+    def _require_token_off_loopback(self) -> Self:
         if not self.is_loopback and not self.token and not self.insecure:
             raise ValueError(
                 f"{_PREFIX}HOST is {self.host!r}, which other machines reach, and the server runs "

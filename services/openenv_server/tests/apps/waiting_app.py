@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from openenv_server.concurrent import concurrent_app
-from openenv_server.lean import Action, Environment, Observation, State
+from openenv_server.openenv_types import Action, Environment, Observation, State
 
 
 class WaitAction(Action):

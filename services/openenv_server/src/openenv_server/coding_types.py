@@ -1,4 +1,4 @@
-"""What goes over the wire: the types of OpenEnv's `coding_env`.
+"""Action, observation and state of OpenEnv's `coding_env`.
 
 Where the `coding_env` package is installed these are its own classes, else equal ones.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from openenv_server.lean import Action, Observation, State
+from openenv_server.openenv_types import Action, Observation, State
 
 __all__ = ["CodeAction", "CodeObservation", "CodeState", "import_coding_env"]
 

@@ -1,4 +1,4 @@
-"""The types an environment is made of, equal to those of OpenEnv, which need not be installed.
+"""Base types of an environment, equal to those of OpenEnv, which need not be installed.
 
 An environment that imports `openenv` is served as well: the server only calls what is named here.
 """

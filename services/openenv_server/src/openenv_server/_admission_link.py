@@ -1,4 +1,4 @@
-"""The gate of the supervising process, used from a worker over a socket pair.
+"""The admission queue of the supervising process, used from a worker over a socket pair.
 
 JSON lines. A worker sends `enter`, `leave` and `status`, each with a number of its own, and `ready`
 once; the supervisor answers under that number and sends `stop`. When the connection ends, whatever
@@ -16,22 +16,22 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from openenv_server._gate import Gate, GateStatus, RefusedError, Ticket
+from openenv_server._admission import AdmissionQueue, AdmissionStatus, RefusedError, SessionPermit
 
-__all__ = ["RemoteGate", "serve_worker"]
+__all__ = ["RemoteAdmissionQueue", "serve_worker"]
 
-_LOST = GateStatus(sessions=0, limit=0, queue=0, max_queue=0, draining=True)
+_LOST = AdmissionStatus(sessions=0, limit=0, queue=0, max_queue=0, draining=True)
 
 
 async def serve_worker(
-    gate: Gate,
+    queue: AdmissionQueue,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     on_ready: Callable[[], None],
 ) -> None:
     """Answer one worker until its connection ends."""
     entering: dict[int, asyncio.Task[None]] = {}
-    tickets: dict[int, Ticket] = {}
+    permits: dict[int, SessionPermit] = {}
 
     def answer(number: int, **fields: Any) -> None:
         if not writer.is_closing():
@@ -39,7 +39,7 @@ async def serve_worker(
 
     async def enter(number: int, client: str, wait_s: float | None) -> None:
         try:
-            tickets[number] = await gate.enter(client, wait_s=wait_s)
+            permits[number] = await queue.enter(client, wait_s=wait_s)
         except RefusedError as error:
             answer(number, refused=error.reason, message=str(error), status=asdict(error.status))
         else:
@@ -58,24 +58,24 @@ async def serve_worker(
                 case "leave":
                     if number in entering:
                         entering[number].cancel()
-                    if number in tickets:
-                        tickets.pop(number).release()
+                    if number in permits:
+                        permits.pop(number).release()
                 case "status":
-                    answer(number, status=asdict(gate.now()))
+                    answer(number, status=asdict(queue.now()))
                 case _:
                     on_ready()
     finally:
         for task in list(entering.values()):
             task.cancel()
         await asyncio.gather(*entering.values(), return_exceptions=True)
-        for ticket in tickets.values():
-            ticket.release()
+        for permit in permits.values():
+            permit.release()
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
 
 
-class RemoteGate:
+class RemoteAdmissionQueue:
     """The worker's side: an `Admission`.
 
     Args:
@@ -103,8 +103,8 @@ class RemoteGate:
         """Tell the supervisor that this worker serves."""
         self._send(op="ready")
 
-    async def enter(self, client: str, *, wait_s: float | None = None) -> Ticket:
-        """Wait for a slot; see `Gate.enter`."""
+    async def enter(self, client: str, *, wait_s: float | None = None) -> SessionPermit:
+        """Wait for a slot; see `AdmissionQueue.enter`."""
         number = next(self._numbers)
         try:
             said = await self._ask(number, op="enter", client=client, wait_s=wait_s)
@@ -112,15 +112,15 @@ class RemoteGate:
             self._send(op="leave", number=number)
             raise
         if "refused" in said:
-            error = RefusedError(said["refused"], GateStatus(**said["status"]))
+            error = RefusedError(said["refused"], AdmissionStatus(**said["status"]))
             error.args = (said["message"],)
             raise error
-        return Ticket(lambda: self._send(op="leave", number=number))
+        return SessionPermit(lambda: self._send(op="leave", number=number))
 
-    async def status(self) -> GateStatus:
+    async def status(self) -> AdmissionStatus:
         """Return the numbers of the whole server."""
         said = await self._ask(next(self._numbers), op="status")
-        return GateStatus(**said["status"])
+        return AdmissionStatus(**said["status"])
 
     async def _ask(self, number: int, **fields: Any) -> dict[str, Any]:
         if self._reading is None or self._reading.done():
@@ -153,7 +153,7 @@ class RemoteGate:
                         future.set_result(lost)
         finally:
             self._on_stop()
-        # Tickets are still given back while the sessions end.
+        # Permits are still given back while the sessions end.
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()

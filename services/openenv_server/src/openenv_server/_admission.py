@@ -2,7 +2,7 @@
 
 A free slot goes to the waiting client that holds the fewest sessions, and among equals to the one
 that got its last session longest ago: a client with 500 connections does not keep out one that
-wants a single session. One `Gate` belongs to one event loop.
+wants a single session. One `AdmissionQueue` belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-__all__ = ["Admission", "Gate", "GateStatus", "Reason", "RefusedError", "Ticket"]
+__all__ = [
+    "Admission",
+    "AdmissionQueue",
+    "AdmissionStatus",
+    "Reason",
+    "RefusedError",
+    "SessionPermit",
+]
 
 Reason = Literal["full", "queue_full", "queue_timeout", "draining", "lost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateStatus:
+class AdmissionStatus:
     """The answer of `GET /capacity`.
 
     Attributes:
@@ -45,13 +52,13 @@ class GateStatus:
 class RefusedError(Exception):
     """A client got no session; the message says what to do."""
 
-    def __init__(self, reason: Reason, status: GateStatus, waited_s: float = 0.0) -> None:
+    def __init__(self, reason: Reason, status: AdmissionStatus, waited_s: float = 0.0) -> None:
         super().__init__(_refusal(reason, status, waited_s))
         self.reason: Reason = reason
         self.status = status
 
 
-class Ticket:
+class SessionPermit:
     """The right to one session; `release` gives it back, and may be called twice."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
@@ -65,13 +72,13 @@ class Ticket:
 
 
 class Admission(Protocol):
-    """What the application asks: a `Gate` here, or the one of the supervising process."""
+    """What the application asks: an `AdmissionQueue`, here or in the supervising process."""
 
-    async def enter(self, client: str, *, wait_s: float | None = None) -> Ticket:
-        """Wait for a slot; see `Gate.enter`."""
+    async def enter(self, client: str, *, wait_s: float | None = None) -> SessionPermit:
+        """Wait for a slot; see `AdmissionQueue.enter`."""
         ...
 
-    async def status(self) -> GateStatus:
+    async def status(self) -> AdmissionStatus:
         """Return the numbers of the whole server."""
         ...
 
@@ -79,10 +86,10 @@ class Admission(Protocol):
 @dataclass(eq=False, slots=True)
 class _Waiter:
     client: str
-    future: asyncio.Future[Ticket]
+    future: asyncio.Future[SessionPermit]
 
 
-class Gate:
+class AdmissionQueue:
     """Slots and the queue for them.
 
     Args:
@@ -104,9 +111,9 @@ class Gate:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def now(self) -> GateStatus:
+    def now(self) -> AdmissionStatus:
         """Return the numbers of this moment."""
-        return GateStatus(
+        return AdmissionStatus(
             sessions=self._sessions,
             limit=self._limit,
             queue=len(self._waiting),
@@ -114,11 +121,11 @@ class Gate:
             draining=self._draining,
         )
 
-    async def status(self) -> GateStatus:
+    async def status(self) -> AdmissionStatus:
         """Return the numbers of this moment."""
         return self.now()
 
-    async def enter(self, client: str, *, wait_s: float | None = None) -> Ticket:
+    async def enter(self, client: str, *, wait_s: float | None = None) -> SessionPermit:
         """Take a slot, waiting in the queue where there is none.
 
         Args:
@@ -142,9 +149,9 @@ class Gate:
         taken = False
         try:
             async with asyncio.timeout(limit_s):
-                ticket = await waiter.future
+                permit = await waiter.future
                 taken = True
-                return ticket
+                return permit
         except TimeoutError:
             raise RefusedError("queue_timeout", self.now(), limit_s) from None
         finally:
@@ -168,13 +175,13 @@ class Gate:
         """Wait until no session holds a slot."""
         await self._empty.wait()
 
-    def _admit(self, client: str) -> Ticket:
+    def _admit(self, client: str) -> SessionPermit:
         self._sessions += 1
         self._held[client] += 1
         self._count += 1
         self._admitted[client] = self._count
         self._empty.clear()
-        return Ticket(lambda: self._give_back(client))
+        return SessionPermit(lambda: self._give_back(client))
 
     def _forget(self, client: str) -> None:
         if client not in self._held and all(each.client != client for each in self._waiting):
@@ -199,7 +206,7 @@ class Gate:
                 chosen.future.set_result(self._admit(chosen.client))
 
 
-def _refusal(reason: Reason, status: GateStatus, waited_s: float) -> str:
+def _refusal(reason: Reason, status: AdmissionStatus, waited_s: float) -> str:
     full = f"the server is full: {status.sessions} of {status.limit} sessions are in use"
     retry = "try again, close sessions that are idle, or raise --max-concurrent-envs"
     match reason:
