@@ -60,7 +60,7 @@ def main() -> None:
     sys.displayhook = on_value
     builtins.display = display  # pyright: ignore[reportAttributeAccessIssue]
     figures.install(lambda png: send({"main": False, "data": png}))
-    repl.serve(on_error=on_error, after=figures.show)
+    repl.main(on_error=on_error, after=figures.show)
 
 
 def _sender(fd: int) -> Callable[[dict[str, Any]], None]:

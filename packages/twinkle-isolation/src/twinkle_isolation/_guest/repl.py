@@ -32,7 +32,7 @@ from typing import Any
 
 from twinkle_isolation._guest.warm import CONTROL_FD
 
-__all__ = ["main", "serve"]
+__all__ = ["main"]
 
 _LENGTH = struct.Struct("!I")
 _INTERRUPTED = 130  # what a shell gives for SIGINT
@@ -47,13 +47,8 @@ _compile, _exec, _format_exception = compile, exec, traceback.format_exception
 OnError = Callable[[BaseException, str], None]
 
 
-def main() -> None:
-    """Serve requests until the control channel closes."""
-    serve()
-
-
-def serve(*, on_error: OnError | None = None, after: Callable[[], None] | None = None) -> None:
-    """Do what `main` does, with parts of the prompt replaced.
+def main(*, on_error: OnError | None = None, after: Callable[[], None] | None = None) -> None:
+    """Serve requests until the control channel closes.
 
     Args:
         on_error: Takes an exception that ended the code, `SystemExit` too, and the text that Python
