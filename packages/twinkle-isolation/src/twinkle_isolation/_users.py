@@ -36,8 +36,8 @@ class SandboxUsers:
         return self._first
 
     @property
-    def own(self) -> bool:
-        """They are this process's own user."""
+    def is_current_user(self) -> bool:
+        """Whether sandboxes run as this process's own user."""
         return self._first == os.geteuid()
 
     def take(self) -> int:

@@ -295,7 +295,7 @@ class Launcher:
             message = order_message(
                 spec,
                 uid=uid,
-                gid=os.getegid() if self._users.own else uid,
+                gid=os.getegid() if self._users.is_current_user else uid,
                 directory=directory,
                 shares=self._shares,
                 restored=archive is not None,

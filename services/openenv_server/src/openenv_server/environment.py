@@ -1,7 +1,8 @@
 """The coding environment: one session of the OpenEnv protocol, one interpreter.
 
 Where OpenEnv's `coding_env` package is installed, `CodingEnvironment` is a subclass of its
-environment and inherits its rewards; else it stands on `CodingBase`, which gives none.
+environment and inherits its rewards; else it is one of `CodingBase`,
+whose rewards are all 0.0.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ class EpisodeRecord:
 
     Attributes:
         last_result: Of the latest step; `None` before the first one of the episode.
-        episode_reward: The return: `info["episode_reward"]` where the environment reports it, else
-            the reward of the last step that did not fail.
+        episode_reward: `info["episode_reward"]` where the environment reports it, which is the
+            return so far; else the reward of the last step that did not fail, and no sum. A rollout
+            adds up the rewards of the steps by itself.
         number: Which episode of the env this is (`episode_number`).
         steps: Results taken in this episode.
     """
@@ -160,7 +161,7 @@ class EnvTool(Tool):
 
     @property
     def episode_reward(self) -> float:
-        """The return so far; a failed step keeps it."""
+        """As `EpisodeRecord.episode_reward`; a failed step keeps it."""
         self._follow_resets()
         return self.record.episode_reward
 

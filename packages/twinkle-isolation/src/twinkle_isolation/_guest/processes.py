@@ -63,7 +63,7 @@ class Launch:
         )
 
     @contextlib.contextmanager
-    def as_first_victim(self) -> Generator[None, None, None]:
+    def prefer_for_oom_kill(self) -> Generator[None, None, None]:
         """Let the kernel choose what is forked in this block first when memory ends.
 
         Raising the value takes no privilege. Neither does lowering it again, to what a host with
@@ -155,7 +155,7 @@ def start(
         _exec(request, env, cwd, child_fds, report_write, launch=launch, tty=bool(size))
 
     try:
-        with launch.as_first_victim():
+        with launch.prefer_for_oom_kill():
             if function:
                 pid = warm.fork_on_clean_stack(become_program)
             else:

@@ -307,7 +307,7 @@ class Episode:
             self._empty_reply = Failure(empty, "empty_reply")
 
     async def _answer_text(self, reply: Reply) -> None:
-        """Go on after a message without a call, where the env or `on_broken_call` has a word."""
+        """Go on after a message without a call, where the env or `on_broken_call` may answer."""
         if self._broken_in_a_row:
             self.source.add([{"role": "user", "content": BROKEN_CALL}])
             return
@@ -350,8 +350,8 @@ class Episode:
         if self._deadline.passed:
             self._end(StopReason.DEADLINE, self._too_late("the end of a turn"))
         elif self._toolbox.done:
-            if (loss := steps.loss) is not None:
-                self._end(StopReason.ENV_ERROR, loss)
+            if (failure := steps.lost_episode_failure) is not None:
+                self._end(StopReason.ENV_ERROR, failure)
             else:
                 self._end(StopReason.ENV_TRUNCATED if steps.truncated else StopReason.ENV_DONE)
 
@@ -379,9 +379,9 @@ class Episode:
             return
         if self.source.turns == 0:
             return
-        if (loss := self._toolbox.steps.loss) is not None:
+        if (failure := self._toolbox.steps.lost_episode_failure) is not None:
             # The step that the deadline cut may still run inside the env: it cannot be asked.
-            why = self._failure or loss
+            why = self._failure or failure
             self._failure = replace(why, text=f"{why.text}; the env could not be evaluated")
             self._unscored = True
             return

@@ -64,7 +64,7 @@ class StepLog:
         return None
 
     @property
-    def loss(self) -> Failure | None:
+    def lost_episode_failure(self) -> Failure | None:
         """Why the latest result lost the episode; `None` where it did not."""
         return failure_in(self.last) if getattr(self.last, "done", False) else None
 
@@ -113,9 +113,9 @@ class Toolbox:
         return outcome.text
 
     async def reply(self, message: dict[str, Any], limit_s: float | None) -> str | None:
-        """Let the env answer a message without a call; `None` where it has nothing to say.
+        """Let the env answer a message without a call; `None` where it has no answer.
 
-        Several envs behind one manager have no common voice: then there is no answer.
+        Several envs behind one manager cannot answer together: then there is no answer.
         """
         if len({id(tool.env) for tool in self.env_tools.values()}) != 1:
             return None

@@ -259,8 +259,8 @@ class _Player:
     def _compare(self, turn: int, before: int, recorded: str, text: str) -> None:
         """Compare what came back, and the step that was taken for it, if any."""
         steps = self._toolbox.steps
-        if (loss := steps.loss) is not None:
-            raise RuntimeError(f"turn {turn}: {loss.text}")
+        if (failure := steps.lost_episode_failure) is not None:
+            raise RuntimeError(f"turn {turn}: {failure.text}")
         step = before if self._steps > before else None
         if text != recorded:
             self._differs(turn, step, "observation", recorded, text)

@@ -1,4 +1,4 @@
-"""One event loop in one daemon thread, for the synchronous faces of everything asynchronous.
+"""One event loop in one daemon thread, for the synchronous APIs of everything asynchronous.
 
 A thousand sessions share it: they cost one thread, not a thousand.
 """

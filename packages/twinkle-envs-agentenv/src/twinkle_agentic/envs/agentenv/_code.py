@@ -89,7 +89,7 @@ def run_code(handle: SandboxHandle, code: str, *, timeout_s: float, outlasted: b
     code = clean_text(code)
     sandbox = cast("CodeSandbox", handle.sandbox)
     if outlasted:
-        handle.outlast(timeout_s)
+        handle.extend_lifetime_to_cover(timeout_s)
     seen = _Seen()
     started = 0.0
 

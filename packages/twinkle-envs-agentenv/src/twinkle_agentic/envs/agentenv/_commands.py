@@ -69,7 +69,7 @@ def run_command(
     if _BACKGROUND.search(command):
         run.advice = "; to leave a process running, redirect its output: command > log 2>&1 &"
     if outlasted:
-        handle.outlast(timeout_s)
+        handle.extend_lifetime_to_cover(timeout_s)
 
     def start() -> CommandHandle[None]:
         return handle.sandbox.commands.run(

@@ -120,8 +120,11 @@ class SandboxHandle:
             f"sandbox {self.sandbox_id} is lost: {why}; call reset() for a new one"
         )
 
-    def outlast(self, seconds: float) -> None:
-        """Make the sandbox outlast a command of `seconds`; where that fails the command says so."""
+    def extend_lifetime_to_cover(self, seconds: float) -> None:
+        """Extend the sandbox's lifetime beyond a command of `seconds`.
+
+        Where that fails, the command says so.
+        """
         if self._expires_at - monotonic() < seconds + _MARGIN_S:
             # With a margin more than needed, the next command of that length asks for nothing.
             with contextlib.suppress(Exception):

@@ -18,7 +18,7 @@ from twinkle_agentic.envs.verdict.types import CaseResult, Reason, Verdict
 
 __all__ = ["CompiledTests", "compile_tests"]
 
-_PARTS = ("instrument", "guard", "proof", "cases", "runner")
+_PARTS = ("instrument", "guard", "comparisons", "cases", "signing", "runner")
 _LINE = re.compile(r"^verdict ([0-9a-f]{64}) (.*)$", re.MULTILINE)
 _REFUSED = re.compile(r"^refused (.*)$", re.MULTILINE)
 _MAX_TEXT = 2_000

@@ -9,7 +9,7 @@ from twinkle_agentic._aio.limits import check_count
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.errors import ErrorKind
 from twinkle_agentic.envs.openenv._episode import Episode
-from twinkle_agentic.envs.openenv._guide import how_to_act, what_it_is
+from twinkle_agentic.envs.openenv._guide import environment_line, how_to_act
 from twinkle_agentic.envs.openenv._rendering import Guide, Renderer, mcp_error
 from twinkle_agentic.envs.openenv._tool_schemas import tool_name as name_of
 from twinkle_agentic.tools.text import to_text, truncate_middle
@@ -52,7 +52,7 @@ class Adapter(Env):
         self._own_renderer = observation_renderer
         self._hide = frozenset(hide_fields)
         self._renderer = Renderer(only=_names(observation_fields), hide=self._hide)
-        self._about = what_it_is(env) if about is None else about
+        self._about = environment_line(env) if about is None else about
         self._max_chars = max_observation_chars
         self._reset_keys = None if reset_keys is None else list(reset_keys)
         self._strict_reset = strict_reset

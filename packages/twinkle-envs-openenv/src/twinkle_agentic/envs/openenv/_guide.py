@@ -14,13 +14,13 @@ from twinkle_agentic.envs.openenv._action_docs import read_action_docs
 from twinkle_agentic.envs.openenv._tool_schemas import tool_name
 from twinkle_agentic.tools.types import ToolInfo
 
-__all__ = ["field_meanings", "how_to_act", "what_it_is"]
+__all__ = ["environment_line", "field_meanings", "how_to_act"]
 
 _SUFFIX = re.compile(r"(_?env(ironment)?)+$", re.IGNORECASE)
 _MAX_MEANING_CHARS = 400
 
 
-def what_it_is(name: str | type | None) -> str:
+def environment_line(name: str | type | None) -> str:
     """Return a line that names an environment: `connect4_env` is `Environment: connect4`.
 
     Args:

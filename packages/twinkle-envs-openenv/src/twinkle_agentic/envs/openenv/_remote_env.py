@@ -170,7 +170,7 @@ class RemoteEnv:
 
         Returns:
             `reset_ignored`: the state shows another `episode_id`; `reset_unverified`: it does not
-            show these at all. Neither proves that the environment did not take the argument.
+            show these values. Neither proves that the environment did not take the argument.
         """
         if not explicit:
             return {}

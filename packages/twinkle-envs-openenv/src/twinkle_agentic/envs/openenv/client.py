@@ -75,7 +75,7 @@ class OpenEnvClient(Adapter):
             `websocket_ping_interval_s` and `websocket_ping_timeout_s` are heeded here too.
         capacity_timeout_s: Seconds `reset` waits for a free session on a full server; 0 takes the
             first refusal.
-        close_timeout_s: Seconds for a polite close; `close` never takes longer.
+        close_timeout_s: Seconds for the close handshake; `close` never takes longer.
         ping_interval_s: Seconds between keepalive pings; `None` sends none.
         ping_timeout_s: Seconds without a pong after which the server counts as dead. By default
             `message_timeout_s`: a server that a long step keeps from answering pings may still
@@ -96,8 +96,8 @@ class OpenEnvClient(Adapter):
         max_observation_chars: Characters kept of an observation, head and tail; `None` keeps all.
         reset_keys: Keys of `user_data` offered to the server's `reset`; `None` offers all.
         strict_reset: Of no effect here; `OpenEnv` has it. What a server does with an argument of
-            `reset` cannot be known: `info["reset_ignored"]` and `info["reset_unverified"]` list
-            those that its state contradicts or does not show.
+            `reset` cannot be known; see `info["reset_ignored"]` and `info["reset_unverified"]` in
+            `reset`.
 
     Raises:
         ValueError: `env_name` and `env_cls` both or neither; no or a bad address; a limit out of
@@ -211,9 +211,11 @@ class OpenEnvClient(Adapter):
 
         Returns:
             The first observation. `info`: `metadata`, `client_class` (`None` where plain dicts are
-            used, and `client_note` says why); and where they are not empty, `reset_ignored` (the
-            state shows another value), `reset_unverified` (it shows none) and `reset_not_taken`
-            (data of the trajectory that is no JSON, and is not sent).
+            used, and `client_note` says why); and where they are not empty, `reset_ignored`
+            (`episode_id`, where the state shows another one), `reset_unverified` (other arguments
+            whose value the state does not show) and `reset_not_taken` (data of the trajectory that
+            is no JSON, and is not sent). The first two are found out once for each set of argument
+            names.
 
         Raises:
             CapacityError: The server stayed full for `capacity_timeout_s`.
@@ -328,7 +330,7 @@ class OpenEnvClient(Adapter):
 
     @property
     def client(self) -> SessionClient:
-        """The session's own synchronous face: `reset`, `step`, `state`, `close`."""
+        """The session's synchronous API: `reset`, `step`, `state`, `close`."""
         return SessionClient(self)
 
     def _reset_with(self, kwargs: Mapping[str, Any]) -> Any:

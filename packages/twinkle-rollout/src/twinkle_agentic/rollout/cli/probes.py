@@ -62,11 +62,11 @@ class _Answer:
     body: object = None
 
     @property
-    def good(self) -> bool:
+    def answered_ok(self) -> bool:
         return 0 < self.status < 400
 
     @property
-    def fails(self) -> bool:
+    def server_fault(self) -> bool:
         """Whether the server, of whatever kind, has a fault or wants another key."""
         status = self.status
         return status in (0, *_REFUSED) or (status >= 500 and status not in _NO_ROUTE)
@@ -82,14 +82,14 @@ class _Answer:
         The list is `data` of an object, as OpenAI has it, or the whole answer, as some gateways do.
         """
         entries: Any = self.fields.get("data", self.body)
-        if not self.good or not isinstance(entries, list):
+        if not self.answered_ok or not isinstance(entries, list):
             return None
         models = map(fields_of, items_of(cast("object", entries)))
         return [str(model["id"]) for model in models if "id" in model]
 
     @property
     def is_openenv(self) -> bool:
-        return self.good and isinstance(self.fields.get("action"), dict)
+        return self.answered_ok and isinstance(self.fields.get("action"), dict)
 
 
 _Ask = Callable[..., Awaitable[_Answer]]
@@ -101,7 +101,7 @@ def probe_openenv(url: str, *, timeout_s: float = 5.0) -> Probe:
 
     async def check(ask: _Ask) -> tuple[bool, str]:
         health = await ask("/health")
-        if not health.good:
+        if not health.answered_ok:
             return False, await _other(ask, health, "OpenEnv server")
         schema = await ask("/schema")
         if not schema.is_openenv:
@@ -148,7 +148,7 @@ def probe_model(
         if answer.models is not None:
             found.extend(answer.models)
             return True, f"models: {', '.join(found[:3])}" if found else "an empty list of models"
-        if answer.fails:
+        if answer.server_fault:
             return False, answer.said
         below = await ask("/v1/models")
         # An endpoint may guard only what is under /v1; one that guards all has refused above.
@@ -157,9 +157,9 @@ def probe_model(
         if lenient:
             return True, answer.said
         completions = await ask("/chat/completions", method="POST")
-        if completions.status in (0, *_NO_ROUTE) or completions.good:
+        if completions.status in (0, *_NO_ROUTE) or completions.answered_ok:
             return False, await _other(ask, answer, "model endpoint")
-        if completions.fails:
+        if completions.server_fault:
             return False, completions.said
         return True, f"lists no models ({answer.said}), has /chat/completions"
 
@@ -171,7 +171,7 @@ def probe_sandboxes(url: str, *, api_key: str | None = None, timeout_s: float = 
 
     async def check(ask: _Ask) -> tuple[bool, str]:
         answer = await ask(_SANDBOXES)
-        if answer.good and isinstance(answer.body, list):
+        if answer.answered_ok and isinstance(answer.body, list):
             return True, f"HTTP {answer.status}"
         if answer.status in _REFUSED:
             return False, f"{answer.said}: set E2B_API_KEY to its key"
@@ -275,7 +275,7 @@ async def _kind(ask: _Ask, *, refuses_all: bool) -> str | None:
             return "a model endpoint"
     sandboxes = await ask(_SANDBOXES)
     refused = sandboxes.status in _REFUSED and not refuses_all
-    lists = sandboxes.good and isinstance(sandboxes.body, list)
+    lists = sandboxes.answered_ok and isinstance(sandboxes.body, list)
     return "a sandbox server" if refused or lists else None
 
 

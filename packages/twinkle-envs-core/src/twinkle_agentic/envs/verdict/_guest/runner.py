@@ -14,7 +14,6 @@ import atexit
 import builtins
 import contextlib
 import fcntl
-import hashlib
 import importlib
 import inspect
 import linecache
@@ -27,23 +26,16 @@ from collections.abc import Callable
 from typing import Any
 
 from twinkle_agentic.envs.verdict._guest.cases import Cases
+from twinkle_agentic.envs.verdict._guest.comparisons import ComparisonCheck
 from twinkle_agentic.envs.verdict._guest.guard import Guard, hide_memory
 from twinkle_agentic.envs.verdict._guest.instrument import PLACES, Instrument, with_constants
-from twinkle_agentic.envs.verdict._guest.proof import Proof
+from twinkle_agentic.envs.verdict._guest.signing import sign
 
 __all__ = ["main"]
 
 _STACK_BYTES = 64 << 20
 _SHOWN = 1_000
 _TESTS = "<tests>"
-
-
-def sign(body: bytes) -> str:
-    """Sign the verdict; the key is a constant of this code."""
-    return _BLAKE(body, key=b"__VERDICT_KEY__", digest_size=32).hexdigest()
-
-
-_BLAKE = hashlib.blake2b
 
 
 def main(job: dict[str, Any]) -> None:
@@ -123,12 +115,12 @@ def _prepare(job: dict[str, Any], descriptor: int, done: Callable[[], None]) -> 
             if real_names.get(key) is not value:
                 refuse(f"replaces builtins.{key}")
 
-    proof = Proof(refuse, _classes())
+    comparisons = ComparisonCheck(refuse, _classes())
     values: dict[str, object] = {
         PLACES["reached"]: reach,
-        PLACES["compare"]: proof.compare,
-        PLACES["combine"]: proof.combine,
-        PLACES["call"]: proof.call,
+        PLACES["compare"]: comparisons.compare,
+        PLACES["combine"]: comparisons.combine,
+        PLACES["call"]: comparisons.call,
         PLACES["solution"]: module,
     }
     _name_stars(tree, own)

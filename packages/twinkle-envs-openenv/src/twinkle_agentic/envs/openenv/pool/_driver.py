@@ -131,7 +131,7 @@ class SlotDriver:
             self._read(message, answer, values)
         return values
 
-    def note_incarnation(self, worker: int, incarnation: int) -> None:
+    def note_worker_restart(self, worker: int, incarnation: int) -> None:
         """Count a restart where the worker's process is another one than before."""
         self._down.discard(worker)
         known = self._incarnations[worker]
@@ -202,7 +202,7 @@ class SlotDriver:
                 values[position] = answer
             return
         incarnation, replies = unpack_replies(answer)
-        self.note_incarnation(message.worker, incarnation)
+        self.note_worker_restart(message.worker, incarnation)
         for position, request, value in zip(
             message.positions, message.requests, replies, strict=True
         ):

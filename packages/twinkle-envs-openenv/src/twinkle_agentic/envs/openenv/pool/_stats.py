@@ -69,7 +69,7 @@ async def _worker_stats(driver: SlotDriver, worker: int) -> WorkerStats:
             driver.episodes.incarnations
         )  # with a dead worker, all its episodes are gone
     else:
-        driver.note_incarnation(worker, figures.pop("incarnation"))
+        driver.note_worker_restart(worker, figures.pop("incarnation"))
         lost = set(figures.pop("lost", []))
     lost |= driver.lost_slots(worker)
     return WorkerStats(

@@ -40,7 +40,7 @@ WorkerSpec = bytes | tuple[EnvFactory | None, Mapping[str, Any]]
 CLOSE_POLL_S = 0.01
 _SIGNAL_CHECK_S = 0.5  # one that arrives just before a longer wait would be seen at its end
 _KEPT_STEP_TIMES = 2_048  # per worker, for the percentiles
-_OVERTAKEN_GRACE_S = 1.0  # worth waiting for what nearly is done: a new environment costs more
+_BLOCKING_STEP_GRACE_S = 1.0  # worth waiting for what nearly is done: a new environment costs more
 
 
 class Batch:
@@ -155,7 +155,7 @@ class PoolWorker:
                 if request.op == "reset":
                     self._episodes[slot] = max(self._episodes[slot], request.episode)
                     if thread.pending and not self._share_thread:
-                        self._overtake_later(batch, position)
+                        self._abandon_step_blocking_reset_later(batch, position)
                 threads.setdefault(thread, []).append(position)
             self._batches = {each for each in self._batches if not each.complete} | {batch}
             batch.waiting = iter(threads.items())
@@ -316,12 +316,14 @@ class PoolWorker:
     def _replace(self, slot: int, thread: SlotThread, lost: Failure | None) -> None:
         self._instances[slot] = EnvInstance(self._make_env, thread, lost)
 
-    def _overtake_later(self, batch: Batch, position: int) -> None:
-        timer = threading.Timer(_OVERTAKEN_GRACE_S, self._overtake, (batch, position))
+    def _abandon_step_blocking_reset_later(self, batch: Batch, position: int) -> None:
+        timer = threading.Timer(
+            _BLOCKING_STEP_GRACE_S, self._abandon_step_blocking_reset, (batch, position)
+        )
         timer.daemon = True
         timer.start()
 
-    def _overtake(self, batch: Batch, position: int) -> None:
+    def _abandon_step_blocking_reset(self, batch: Batch, position: int) -> None:
         """Give up on what keeps a reset from starting and belongs to an episode before it."""
         reset = batch.requests[position]
         current = self._instances[reset.slot].thread.current

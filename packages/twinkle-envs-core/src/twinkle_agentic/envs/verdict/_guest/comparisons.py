@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["Proof"]
+__all__ = ["ComparisonCheck"]
 
 _MRO: Any = type.__dict__["__mro__"]
 _DICT: Any = type.__dict__["__dict__"]
@@ -63,7 +63,7 @@ _ARITHMETIC = tuple(
 )
 
 
-class Proof:
+class ComparisonCheck:
     """Tells whether a comparison proves something.
 
     A class that existed before the solution ran is trusted, and so is one that takes its
