@@ -217,7 +217,7 @@ def test_the_token_is_wanted(running: Server, make: Make) -> None:
         assert ask(method, path, E2B_Traffic_Access_Token=other.traffic_access_token) == 401
         assert ask(method, path, E2B_Traffic_Access_Token=sandbox.traffic_access_token) == 200
     assert ask("GET", "/health") == 200
-    # It lets nobody into the rest of the sandbox.
+    # It opens nothing else of the sandbox.
     headers["E2b-Sandbox-Port"] = "49983"
     traffic = sandbox.traffic_access_token
     assert ask("GET", "/files?path=/etc/passwd", E2B_Traffic_Access_Token=traffic) == 401

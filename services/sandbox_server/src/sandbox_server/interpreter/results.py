@@ -36,7 +36,7 @@ def error_event(name: str, value: str, traceback: str = "") -> Event:
 class Outputs:
     """Turns the output of one piece of code into events.
 
-    What the code writes to its report is not trusted: what is no record is said to be none.
+    What the code writes to its report is not trusted: text that is no record becomes an error.
 
     Attributes:
         error: The event of the exception that ended the code; kept until the end is known.

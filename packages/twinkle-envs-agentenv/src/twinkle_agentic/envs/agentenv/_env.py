@@ -317,8 +317,8 @@ class AgentEnv(Env):
             `info["reward_missing"]` where no handler gave one. `info` holds `sandbox_id`; of a
             command `exit_code` (and `timed_out`); `refresh_error` where the idle time could not be
             started anew. A command that fails or takes too long is no error; a tool that could not
-            do its work is one, with `done=False`; a sandbox that is gone, or does not answer though
-            the server says it runs, ends the episode.
+            do its work is one, with `done=False`; a sandbox that was lost, or does not answer
+            though the server says it runs, ends the episode.
         """
         handle = self._slot.handle
         if handle is None:

@@ -189,7 +189,7 @@ def ends_session(error: TwinkleEnvError) -> bool:
 
 
 def describe_raised(said: str) -> str:
-    """Return what a model is told of an exception in the environment, of which only the text came.
+    """Return the observation for an exception in the environment, of which only the text came.
 
     The text of a `KeyError` is the key alone.
     """

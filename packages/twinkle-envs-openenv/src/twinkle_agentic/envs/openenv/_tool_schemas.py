@@ -222,7 +222,7 @@ def check_fields(fields: Mapping[str, Any], schema: Mapping[str, Any] | None) ->
 
 
 def misfit(errors: list[dict[str, Any]], fields: Iterable[str]) -> ActionRefusedError:
-    """Make the error of arguments that fit no action: the same, whoever checked them.
+    """Make the error of arguments that fit no action, the same on client and server.
 
     Args:
         errors: In pydantic's form.

@@ -59,7 +59,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         if isinstance(value, list) != several and not (several and isinstance(value, str)):
             kind = "a list of texts" if several else "a single value"
             raise typer.BadParameter(f"{path}: {key!r} must be {kind}, found {value!r:.80}")
-        # As text, so that what is no whole number, say, is not taken for one.
+        # As text: typer and the file read numbers by the same rules.
         items = items_of(cast("object", value)) or [value]
         texts = [_toml_text(item) for item in items]
         defaults[name] = texts if several else texts[0]
