@@ -47,8 +47,11 @@ async def sessions() -> AsyncIterator[Sessions]:
 def _python(code: str, folder: Path) -> tuple[str, str, int]:
     program = folder / "program.py"
     program.write_text(code)
+    # A shell's background job ignores SIGINT, and so would what it starts.
+    default = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL)"
+    starter = f"{default}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     ended = subprocess.run(
-        [sys.executable, program.name],
+        [sys.executable, "-c", starter, program.name],
         capture_output=True,
         stdin=subprocess.DEVNULL,
         cwd=folder,
