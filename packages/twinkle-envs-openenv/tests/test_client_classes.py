@@ -69,6 +69,20 @@ UNMAKEABLE = OWN_CONSTRUCTOR.replace(
 )
 
 
+# Has a field without a JSON Schema, as the client of OpenEnv's chat_env has.
+UNDESCRIBED = (
+    FORGETFUL.replace("dump()", "dump(exclude={'tensor'})")
+    + """
+class Tensor:
+    pass
+
+class TensorAction(LabAction):
+    model_config = {"arbitrary_types_allowed": True}
+    tensor: Tensor | None = None
+"""
+)
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     if importlib.util.find_spec("openenv") is None:
@@ -118,6 +132,18 @@ def test_client_class_with_a_constructor_of_its_own_is_used(
         pytest.raises(ValueError, match=r"client_kwargs.*rounds"),
     ):
         env.reset()
+
+
+def test_action_class_without_a_schema_is_not_offered_as_python(
+    openenv_ports: dict[str, int], install: Install
+) -> None:
+    install("undescribed_env", UNDESCRIBED)
+    names = {"env_cls": "undescribed_env:LabEnv", "action_cls": "undescribed_env:TensorAction"}
+    with lab(openenv_ports, **names) as env:
+        assert "TensorAction" in env.reset().info["schema_error"]
+        (tool,) = env.tools()
+        assert tool["function"]["name"] == "env_action"
+        assert env.step("env_action", {"command": "say", "value": "a"}).observation == "a"
 
 
 def test_client_class_that_cannot_be_made_is_not_used_unless_asked_for(

@@ -71,6 +71,18 @@ def test_default_tool_is_run_python_where_the_action_takes_code(client: Client) 
         assert (result.reward, result.error) == (-1.0, None)
 
 
+def test_action_that_the_server_fails_to_describe_is_not_offered_as_python(client: Client) -> None:
+    with client("undescribed") as env:
+        (tool,) = env.tools()
+        assert tool["function"]["name"] == "env_action"
+        assert tool["function"]["parameters"]["properties"] == {}
+        assert env.reset().info["schema_error"] == f"GET {env.url}/schema answered HTTP 500"
+        assert env.step("env_action", say("hello")).observation == "hello"
+        refused = env.step("env_action", {"code": "print(1)"})
+        assert refused.error is not None and "command: Field required" in refused.error
+        assert not refused.done
+
+
 def test_default_tool_of_another_action_has_its_fields(client: Client) -> None:
     with client() as env:
         (tool,) = env.tools()

@@ -269,6 +269,34 @@ def test_schema_that_no_parser_takes_is_none(rude_url: Url) -> None:
         assert env.reset().observation == "ready"
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "tool", "says"),
+    [
+        ("schema_404", "run_python", None),
+        ("schema_403", "env_action", "HTTP 403"),
+        ("schema_500", "env_action", "HTTP 500"),
+        ("schema_503", "env_action", "HTTP 503"),
+        ("deep_schema", "env_action", "HTTP 200 without a JSON object"),
+    ],
+)
+def test_only_a_server_without_a_schema_endpoint_is_taken_to_run_python(
+    rude_url: Url, behaviour: str, tool: str, says: str | None
+) -> None:
+    url = rude_url(behaviour)
+    with client(url, tools=None) as env:
+        info = env.reset().info
+        assert [each["function"]["name"] for each in env.tools()] == [tool]
+        assert info.get("schema_error") == (says and f"GET {url}/schema answered {says}")
+
+
+def test_schema_comes_from_another_server_where_one_fails(rude_url: Url) -> None:
+    urls = [rude_url("schema_500"), rude_url("any_schema")]
+    for _ in range(10):  # chance says which is asked first
+        with OpenEnvClient("no_such_package", base_url=urls) as env:
+            assert "value" in env.tools()[0]["function"]["parameters"]["properties"]
+            assert "schema_error" not in env.reset().info
+
+
 def test_action_above_the_limit_is_refused_and_the_session_lives(rude_url: Url) -> None:
     with client(rude_url("echo"), max_action_bytes=1000) as env:
         env.reset()

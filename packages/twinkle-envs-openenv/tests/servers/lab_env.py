@@ -11,7 +11,7 @@ from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 
 class LabAction(Action):
@@ -31,6 +31,18 @@ class LabAction(Action):
 
 class LabObservation(Observation):
     text: str = ""
+
+
+class Snapshot:
+    """Of no JSON Schema."""
+
+
+class SnapshotObservation(LabObservation):
+    """Makes `GET /schema` fail, as the observation of OpenEnv's websearch_env does."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    snapshot: Snapshot | None = None
 
 
 class LabState(State):

@@ -35,6 +35,12 @@ def apps() -> dict[str, Any]:
         "tight": create_app(lab_env.LabEnvironment, *lab, max_concurrent_envs=1),
         "forgetful": create_app(lab_env.ForgetfulEnvironment, *lab, max_concurrent_envs=8),
         "broken": create_app(lab_env.BrokenEnvironment, *lab, max_concurrent_envs=8),
+        "undescribed": create_app(
+            lab_env.LabEnvironment,
+            lab_env.LabAction,
+            lab_env.SnapshotObservation,
+            max_concurrent_envs=8,
+        ),
         "board": create_app(
             board_env.BoardEnvironment,
             board_env.BoardAction,

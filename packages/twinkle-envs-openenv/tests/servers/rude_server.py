@@ -161,8 +161,12 @@ async def over_http(_: ServerConnection, request: Request) -> Response | None:
         return text(HTTPStatus.OK, "[" * 100_000 + "]" * 100_000)
     if request.path.startswith("/long_schema/") and request.path.endswith("/schema"):
         return text(HTTPStatus.OK, json.dumps({"action": {"description": "x" * 100_000}}))
+    if request.path.startswith("/any_schema/") and request.path.endswith("/schema"):
+        return text(HTTPStatus.OK, json.dumps({"action": {"properties": {"value": {}}}}))
     if request.path.endswith("/schema"):
-        return text(HTTPStatus.NOT_FOUND, "{}")
+        _, behaviour, *_ = request.path.split("/")
+        number = behaviour.removeprefix("schema_") if behaviour.startswith("schema_") else "404"
+        return text(HTTPStatus(int(number)), "{}")
     if not request.path.endswith("/ws"):
         return text(HTTPStatus.NOT_FOUND, "{}")
     if request.path.startswith("/slow_door/"):

@@ -21,6 +21,7 @@ from twinkle_agentic.envs.openenv._tool_schemas import (
     misfit,
     offered_tools,
     schema_of,
+    tool_from_action,
     tools_from_mcp,
 )
 from twinkle_agentic.envs.openenv.errors import ActionRefusedError, ServerError
@@ -39,6 +40,8 @@ class RemoteEnv:
         tools: What the server offers; `None` until it was asked.
         field_meanings: What the fields of an observation mean, as far as it is said.
         note: Why plain dicts are used; empty where a client class is.
+        schema_error: Why the fields of the action are not known; empty where they are, and where
+            the server has no endpoint to ask for them.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class RemoteEnv:
         self.tools: list[ToolInfo] | None = None
         self.field_meanings: dict[str, str] = {}
         self.note = ""
+        self.schema_error = ""
         self._servers = servers
         self._config = config
         self._env_name = env_name
@@ -117,6 +121,8 @@ class RemoteEnv:
         if action_cls is None:
             action_cls = found.action_cls
         self._schema = schema_of(action_cls)
+        if action_cls is not None and self._schema is None:
+            self.schema_error = f"the action class {action_cls!r} has no JSON Schema"
         self.field_meanings = field_meanings(schema_of(found.observation_cls))
         self._binding = TypedBinding(client, action_cls)
 
@@ -140,8 +146,12 @@ class RemoteEnv:
         """
         if not self.binding.takes_mcp_calls:
             if self.tools is None:
-                self.tools = offered_tools(
-                    self._schema, env_name=self._env_name, hide=self._hide_fields
+                self.tools = (
+                    [tool_from_action({}, env_name=self._env_name)]
+                    if self.schema_error
+                    else offered_tools(
+                        self._schema, env_name=self._env_name, hide=self._hide_fields
+                    )
                 )
             return
         # The JSON-RPC listing is no step of the episode; environments without an MCP server of
@@ -198,7 +208,8 @@ class RemoteEnv:
 
     async def _bind_plain(self, action_cls: Any = None) -> None:
         schemas = await self._servers.schemas()
-        self._schema = schemas.action
+        self._schema = schemas.action or schema_of(action_cls)
+        self.schema_error = "" if self._schema is not None else schemas.error
         self.field_meanings = field_meanings(schemas.observation)
         self._binding = WireBinding(self._schema, action_cls)
 

@@ -29,10 +29,11 @@ _FRESH_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSchemas:
-    """JSON Schemas; `None` where the server does not say."""
+    """JSON Schemas; `None` where the server does not say, and `error` where it failed to."""
 
     action: dict[str, Any] | None = None
     observation: dict[str, Any] | None = None
+    error: str = ""
 
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -43,7 +44,8 @@ async def fetch_schemas(address: ServerAddress, config: ConnectionConfig) -> Ser
     """Return the JSON Schemas of the server's action and of its first observation.
 
     Returns:
-        Empty where the server has no such endpoint: it speaks the protocol but does not say.
+        Empty where the server has no such endpoint: it speaks the protocol but does not say. With
+        an `error` where it has one that fails, as OpenEnv's does for a class without a JSON Schema.
 
     Raises:
         SessionClosedError: The server cannot be reached, or says more than `max_message_bytes`.
@@ -61,7 +63,13 @@ async def fetch_schemas(address: ServerAddress, config: ConnectionConfig) -> Ser
 
 
 async def _fetch(address: ServerAddress, config: ConnectionConfig) -> ServerSchemas:
-    body = await _get(address, config, "schema")
+    status, body = await _get(address, config, "schema")
+    if body is None and status != 404:
+        what = f"HTTP {status}" + (" without a JSON object" if status == 200 else "")
+        error = f"GET {address.http_url}/schema answered {what}"
+        logger.warning("%s", error)
+        return ServerSchemas(error=error)
+    body = body or {}
     action = _schema(body, "action")
     if action is None:
         logger.info("%s does not describe its actions", address.http_url)
@@ -79,12 +87,15 @@ async def fetch_capacity(address: ServerAddress, config: ConnectionConfig) -> in
         SessionClosedError: The server cannot be reached, or says more than `max_message_bytes`.
         EnvTimeoutError: No answer within `connect_timeout_s`.
     """
-    free = (await _get(address, config, "capacity")).get("free")
+    _, body = await _get(address, config, "capacity")
+    free = (body or {}).get("free")
     return free if isinstance(free, int) else None
 
 
-async def _get(address: ServerAddress, config: ConnectionConfig, path: str) -> Mapping[str, Any]:
-    """Return the JSON object at a path; empty where there is none."""
+async def _get(
+    address: ServerAddress, config: ConnectionConfig, path: str
+) -> tuple[int, Mapping[str, Any] | None]:
+    """Return the HTTP status and the JSON object at a path; `None` where there is none."""
     import httpx  # 0.1 s, once; one server whose environment's package is installed needs it never
 
     url = f"{address.http_url}/{path}"
@@ -103,7 +114,6 @@ async def _get(address: ServerAddress, config: ConnectionConfig, path: str) -> M
             ) as client,
         ):
             status, data = await _read(client, url, max_bytes=config.max_message_bytes)
-            body: Any = json.loads(data) if status == 200 else None
     except (TimeoutError, httpx.TimeoutException) as error:
         raise EnvTimeoutError(
             f"no answer to GET {url} within connect_timeout_s={limit:g}"
@@ -112,9 +122,11 @@ async def _get(address: ServerAddress, config: ConnectionConfig, path: str) -> M
         raise SessionClosedError(
             f"cannot reach {url}: {error or type(error).__name__}: is the server running there?"
         ) from error
+    try:
+        body: Any = json.loads(data) if status == 200 else None
     except (ValueError, RecursionError):
         body = None
-    return cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {}
+    return status, cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else None
 
 
 def _schema(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:

@@ -109,19 +109,25 @@ class Servers:
         _load_of(self.last).full_until = asyncio.get_running_loop().time() + _FRESH_S
 
     async def schemas(self) -> ServerSchemas:
-        """Return the JSON Schemas of action and observation, from the first server that answers.
+        """Return the JSON Schemas of action and observation, from the first server that has them.
 
         Raises:
             TwinkleEnvError: The last failure, when none does.
         """
         failure: Exception | None = None
+        found: ServerSchemas | None = None
         for address in sorted(self._addresses, key=_rank):
             try:
-                return await fetch_schemas(address, self._config)
+                found = await fetch_schemas(address, self._config)
             except (SessionClosedError, EnvTimeoutError) as error:
                 failure = error
-        assert failure is not None
-        raise failure
+            else:
+                if not found.error:
+                    break
+        if found is None:
+            assert failure is not None
+            raise failure
+        return found
 
     async def _connect(self, address: ServerAddress, wait_s: float) -> WebSocket:
         headers = {**(self._config.headers or {}), _WAIT_HEADER: f"{max(0.0, wait_s):g}"}

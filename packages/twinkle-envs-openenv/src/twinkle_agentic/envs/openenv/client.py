@@ -62,9 +62,10 @@ class OpenEnvClient(Adapter):
         action_mapper: `(tool_name, arguments) -> action`, an Action or a dict of its fields; by
             default the arguments are the fields, or the call of an MCP tool.
         tools: Definitions to show to the model; other names are then refused. By default
-            `run_python(code)` where the server's action takes code or does not say; for any other
-            server what it offers: its MCP tools, else one `env_action` with the fields of its
-            action. Where there is one action, any name stands for it.
+            `run_python(code)` where the server's action takes code or it has no `/schema`; for any
+            other server what it offers: its MCP tools, else one `env_action` with the fields of its
+            action, or with any where these cannot be known. Where there is one action, any name
+            stands for it.
         reset_kwargs: For the server's `reset`; the attribute of that name may be changed between
             episodes.
             `user_data` of the trajectory adds to them: `seed`, `episode_id` and what is under
@@ -211,10 +212,12 @@ class OpenEnvClient(Adapter):
 
         Returns:
             The first observation. `info`: `metadata`, `client_class` (`None` where plain dicts are
-            used, and `client_note` says why); and where they are not empty, `reset_ignored`
-            (`episode_id`, where the state shows another one), `reset_unverified` (other arguments
-            whose value the state does not show) and `reset_not_taken` (data of the trajectory that
-            is no JSON, and is not sent). The first two are found out once for each set of argument
+            used, and `client_note` says why); and where they are not empty, `schema_error` (why the
+            fields of the action are not known: `GET /schema` failed, or the action class has no
+            JSON Schema), `reset_ignored` (`episode_id`, where the state shows another one),
+            `reset_unverified` (other arguments whose value the state does not show) and
+            `reset_not_taken` (data of the trajectory that is no JSON, and is not sent).
+            `reset_ignored` and `reset_unverified` are found out once for each set of argument
             names.
 
         Raises:
@@ -393,6 +396,7 @@ class OpenEnvClient(Adapter):
         }
         notes = {
             "client_note": self._remote.note,
+            "schema_error": self._remote.schema_error,
             **verified,
             "reset_not_taken": sorted(left_out),
         }
