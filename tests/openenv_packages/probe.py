@@ -51,6 +51,7 @@ def _play(env: Any, asked: dict[str, Any], seen: dict[str, Any]) -> None:
     first = env.reset()
     seen["class"] = seen["class"] or str(first.info.get("client_class") or "").rpartition(":")[2]
     seen["note"] = first.info.get("client_note", "")
+    seen["schema_error"] = first.info.get("schema_error", "")
     seen["tools"] = env.tools()
     seen["reset"] = _said(first)
     text, steps = first.observation, list[Any]()

@@ -46,6 +46,7 @@ OVERRIDES = "openenv[core]==0.10.0\nopenenv-core; python_version < '3'\n"
 # What differs from machine to machine: folders, ports.
 _PATH = re.compile(r" ?\(?(?<![\w.`])/[\w.-]+/\S+|(?<=127\.0\.0\.1):\d+")
 _bases = threading.Lock()
+_fresh: set[Path] = set()
 
 
 @dataclasses.dataclass
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("packages", nargs="*", help="only these; the table, with --work, of all")
     parser.add_argument("--work", type=Path, help="keep environments and results here")
     parser.add_argument("--commit", help="of a checkout without git")
+    parser.add_argument("--wanted", default="", help="a,b: for the page to say which are missing")
     parser.add_argument("--jobs", type=int, default=2, help="packages at a time")
     asked = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -91,7 +93,8 @@ def main() -> None:
             shutil.rmtree(work, ignore_errors=True)
     if len(rows) == len(names):
         commit = asked.commit or _git(asked.checkout, "rev-parse", "HEAD")
-        (ROOT / "docs/openenv-packages.md").write_text(_page(rows, commit))
+        missing = [n for n in asked.wanted.split(",") if n and not {n, f"{n}_env"} & {*names}]
+        (ROOT / "docs/openenv-packages.md").write_text(_page(rows, commit, missing))
     wrong = [f"{row.name}: {each}" for row in rows for each in row.wrong]
     if wrong:
         sys.exit("\n".join(["", "differences:", *wrong]))
@@ -146,16 +149,22 @@ def _venv(project: dict[str, Any], work: Path, row: Row) -> Path | None:
         return None
     base = work / "bases" / re.sub(r"\W+", "-", found.stdout.strip())
     with _bases:
-        if not base.exists():
+        if base not in _fresh:
             ours = [str(ROOT / "packages" / name) for name in OURS]
             python = base / "bin/python"
-            for command in (
-                ["uv", "venv", "-q", "--python", found.stdout.strip(), str(base)],
+            commands = [
                 _pip(python, work, *ours, "openenv"),
+                _pip(python, work, "--no-deps", "--reinstall", *ours),  # one kept has older ones
                 [str(python), "-c", "import openenv.core, twinkle_agentic.envs.openenv.client"],
-            ):
+            ]
+            if not base.exists():
+                commands.insert(
+                    0, ["uv", "venv", "-q", "--python", found.stdout.strip(), str(base)]
+                )
+            for command in commands:
                 if (said := _run(command, INSTALL_S)) is not None:
                     sys.exit(f"{shlex.join(command)}: {said}")
+            _fresh.add(base)
     venv = work / "venvs" / row.name
     shutil.rmtree(venv, ignore_errors=True)
     shutil.copytree(base, venv, symlinks=True, copy_function=os.link)
@@ -283,7 +292,10 @@ def _wrong(row: Row, play: Play) -> list[str]:
     texts = {name: _script(face, masked=play.varies) for name, face in played.items()}
     first = next(iter(texts), None)
     for name, text in texts.items():
-        wrong += [f"{name}: {each}" for each in _differences(text, texts[first or ""])]
+        pair = text, texts[first or ""]
+        if played[name].get("schema_error"):
+            pair = _without_fields(pair[0]), _without_fields(pair[1])
+        wrong += [f"{name}: {each}" for each in _differences(*pair)]
     for what, pattern in play.tells.items():
         wrong += [
             f"{name}: the first text does not tell the {what} ({pattern!r})"
@@ -302,6 +314,11 @@ def _script(face: dict[str, Any], *, masked: bool) -> dict[str, Any]:
     if masked:
         said = {name: step and _shape(step) for name, step in said.items()}
     return {**said, "tools": face["tools"]}
+
+
+def _without_fields(script: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what a client cannot know of a server that fails to describe its action."""
+    return json.loads(re.sub(r'; the fields are [^"]*', "", json.dumps({**script, "tools": None})))
 
 
 def _shape(step: dict[str, Any]) -> dict[str, Any]:
@@ -386,6 +403,8 @@ def _client_cell(way: str, face: dict[str, Any], row: Row) -> str:
         return _short(face["error"])
     other = [m[1] for each in row.wrong if (m := re.match(rf"{way}: ([\w ]+?) is ", each))]
     cell = "plays, " + (f"`{face['class']}`" if face["class"] else "plain dicts")
+    if face.get("schema_error"):
+        cell += f", `env_action()` with any fields: {_short(face['schema_error'])}"
     return cell + (f"; **differs** in {', '.join(other)}" if other else "")
 
 
@@ -394,10 +413,12 @@ def _short(error: str) -> str:
     return text if len(text) <= 140 else f"{text[:140]}..."
 
 
-def _page(rows: list[Row], commit: str) -> str:
+def _page(rows: list[Row], commit: str, missing: list[str]) -> str:
     played = [row for row in rows if "reset" in row.embedded or "reset" in row.without]
     faces = [(row.embedded, row.with_package, row.without) for row in rows if not row.wrong]
-    same = sum(1 for each in faces if all("reset" in face for face in each))
+    same = sum(
+        all("reset" in face and not face.get("schema_error") for face in each) for each in faces
+    )
     lines = [
         "# OpenEnv's environment packages",
         "",
@@ -414,6 +435,7 @@ def _page(rows: list[Row], commit: str) -> str:
         "model sees it, and the episode goes on. Where something was missing, the client's columns "
         "have the message that says so.",
         "",
+        *([f"Not in this checkout: {', '.join(missing)}.", ""] if missing else []),
         "| package | class | first text | legal moves | illegal move | tools | client with the "
         "package | client without | installed, needs |",
         "|---|---|---|---|---|---|---|---|---|",
