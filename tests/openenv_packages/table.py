@@ -3,7 +3,7 @@
 Each package gets an environment of its own, its server a process. It is played in process, by the
 client in its environment, and by the client in this one, where the package is not installed.
 
-Run: nox -s openenv-packages -- path/to/OpenEnv [package ...]
+Run: nox -s openenv-packages -- path/to/OpenEnv [package ...] [--work FOLDER] [--wanted a,b]
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ async def over_http(_: ServerConnection, request: Request) -> Response | None:
     if request.path.startswith("/any_schema/") and request.path.endswith("/schema"):
         return text(HTTPStatus.OK, json.dumps({"action": {"properties": {"value": {}}}}))
     if request.path.endswith("/schema"):
-        _, behaviour, *_ = request.path.split("/")
+        behaviour = request.path.split("/")[1]
         number = behaviour.removeprefix("schema_") if behaviour.startswith("schema_") else "404"
         return text(HTTPStatus(int(number)), "{}")
     if not request.path.endswith("/ws"):
