@@ -13,6 +13,7 @@ from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.protocol._messages import MAX_CALLS
 from twinkle_agentic.rollout import APIMultiTurnRollout
 from twinkle_agentic.tools import ToolManager
+from twinkle_agentic.tools.types import Message
 
 
 class PanicError(BaseException):
@@ -217,6 +218,30 @@ def test_a_timeout_of_the_env_itself_keeps_its_words(api: Any) -> None:
     (out,) = play(api, OwnTimeout(None))
     assert out["error_kind"] == "timeout"
     assert "database pool exhausted" in out["error"]
+
+
+class OwnReplyTimeout(Env):
+    """Its answer to a text fails by a time-out of its own."""
+
+    def reset(self, trajectory: Any = None) -> StepResult:
+        return StepResult("go")
+
+    def step(self, tool_name: str, arguments: dict[str, Any]) -> StepResult:
+        return StepResult("stepped")
+
+    def reply(self, message: Message) -> StepResult | None:
+        raise TimeoutError("the user simulator is busy")
+
+
+def test_a_timeout_of_the_envs_reply_keeps_its_words() -> None:
+    rollout: Any = APIMultiTurnRollout(
+        Replying({"role": "assistant", "content": "done"}),
+        env_factory=lambda _: OwnReplyTimeout(),
+        max_turns=2,
+    )
+    (out,) = rollout([{"messages": [{"role": "user", "content": "hi"}]}])
+    assert (out["error_kind"], out["reward"]) == ("timeout", None)
+    assert "the user simulator is busy" in out["error"]
 
 
 class Replying:

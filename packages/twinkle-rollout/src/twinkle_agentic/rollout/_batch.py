@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from twinkle_agentic._aio.bounded import bounded, must_propagate
+from twinkle_agentic._aio.bounded import TimeLimitError, bounded, must_propagate
 from twinkle_agentic._aio.threads import ThreadPool
 from twinkle_agentic.rollout._episode import Plan, play
 from twinkle_agentic.rollout.failures import Coverage, RolloutFailedError, RolloutResult
@@ -349,7 +349,7 @@ async def _write(
     )
     try:
         return await bounded(writing, _CALLBACK_S)
-    except TimeoutError:
+    except TimeLimitError:
         logger.warning("the trace of trajectory %d took too long", position)
         return None, f"not written within {_CALLBACK_S:g} s"
 

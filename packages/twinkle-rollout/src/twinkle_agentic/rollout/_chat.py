@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, cast
 
-from twinkle_agentic._aio.bounded import Deadline, bounded
+from twinkle_agentic._aio.bounded import Deadline, TimeLimitError, bounded
 from twinkle_agentic._aio.threads import ThreadPool, use_pool
 from twinkle_agentic.protocol._fields import fields_of, items_of
 from twinkle_agentic.protocol._messages import Reply, holds_call, read_reply, wire_history
@@ -103,9 +103,7 @@ class Endpoint:
         try:
             # Blocking API objects must not take the threads of the steps.
             return await _in_pool(self._pool, work, limit_s)
-        except TimeoutError as error:
-            if str(error):
-                raise  # the API object's own
+        except TimeLimitError as error:
             raise TimeoutError(f"no reply from the API object within {limit_s or 0:g} s") from error
 
 

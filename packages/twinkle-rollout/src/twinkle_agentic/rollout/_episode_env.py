@@ -12,7 +12,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, cast
 
-from twinkle_agentic._aio.bounded import Deadline, bounded, ended, finish, finish_async
+from twinkle_agentic._aio.bounded import (
+    Deadline,
+    TimeLimitError,
+    bounded,
+    ended,
+    finish,
+    finish_async,
+)
 from twinkle_agentic._aio.loop import run_sync
 from twinkle_agentic._aio.threads import ThreadPool, current_pool, run_blocking, use_pool
 from twinkle_agentic.envs.base import Env, StepResult, as_step_result, overrides_evaluate
@@ -179,10 +186,7 @@ class EpisodeEnv:
         self._under_way = call
         try:
             result = await bounded(call if native else asyncio.wrap_future(call), timeout_s)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            ended = call.done() and not call.cancelled()
-            if ended and call.exception() is error:
-                raise  # its own
+        except (TimeLimitError, asyncio.CancelledError) as error:
             self._cancelled = isinstance(error, asyncio.CancelledError)
             if not native:
                 pool.abandon(call)
@@ -225,9 +229,7 @@ class EpisodeEnv:
         limit_s = self._plan.limits.evaluate_timeout_s
         try:
             return _score(await bounded(_evaluate(self._env, [dict(trajectory)]), limit_s))
-        except TimeoutError as error:
-            if str(error):
-                raise  # its own
+        except TimeLimitError as error:
             raise EnvTimeoutError(f"evaluate gave no result within {limit_s or 0:g} s") from error
         finally:
             self.timing["evaluate"] += time.monotonic() - started
@@ -340,7 +342,7 @@ async def _shielded(
     try:
         task.result()
         problem = None
-    except TimeoutError:
+    except TimeLimitError:
         problem = f"close did not return within {timeout_s:g} s"
     except Exception as error:
         problem = f"close raised {describe_error(error)}"
@@ -383,13 +385,10 @@ def _close_after(under_way: Any, env: Any) -> Any:
 
 
 async def _close(env: Any) -> None:
-    try:
-        if hasattr(env, "aclose"):
-            await env.aclose()
-        elif hasattr(env, "close"):
-            await finish_async(current_pool().run(env.close))
-    except TimeoutError as error:  # its own, not the limit of the wait
-        raise EnvError(f"TimeoutError: {error}") from error
+    if hasattr(env, "aclose"):
+        await env.aclose()
+    elif hasattr(env, "close"):
+        await finish_async(current_pool().run(env.close))
 
 
 def _has_native(env: Any, name: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from twinkle_agentic._aio.bounded import Deadline, bounded
+from twinkle_agentic._aio.bounded import Deadline, TimeLimitError, bounded
 from twinkle_agentic._aio.threads import run_blocking
 from twinkle_agentic.envs.step_result import StepResult
 from twinkle_agentic.protocol._fields import fields_of
@@ -124,7 +124,7 @@ class Toolbox:
             return None
         try:
             step = await bounded(tool.areply(message), limit_s)
-        except TimeoutError:
+        except TimeLimitError:
             step = tool.abandon(f"no answer within {limit_s or 0:g} s")
         if step is None:
             return None
@@ -140,7 +140,7 @@ class Toolbox:
         work = acall(call) if acall is not None else run_blocking(self.manager, call)
         try:
             result: Any = await bounded(work, limit_s)
-        except TimeoutError:
+        except TimeLimitError:
             abandon = getattr(tool, "abandon", None)
             reason = f"no result within {limit_s or 0:g} s"
             value = None if abandon is None else abandon(reason)

@@ -20,6 +20,7 @@ from twinkle_agentic._aio.threads import BlockingCallError, current_pool
 
 __all__ = [
     "Deadline",
+    "TimeLimitError",
     "bounded",
     "cancel_without_waiting",
     "ended",
@@ -34,6 +35,10 @@ T = TypeVar("T")
 
 _GRACE_S = 1.0  # what cancelled work gets to clean up before its caller goes on
 _cancelled: set[asyncio.Future[Any]] = set()  # the event loop holds tasks weakly
+
+
+class TimeLimitError(TimeoutError):
+    """The limit of `bounded` passed; a `TimeoutError` of another class is the work's own."""
 
 
 class Deadline:
@@ -79,7 +84,7 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
         timeout_s: `None` waits without limit.
 
     Raises:
-        TimeoutError: The time passed. The work was cancelled, and given a second to clean up.
+        TimeLimitError: The time passed. The work was cancelled, and given a second to clean up.
         BlockingCallError: The work raised something that is no `Exception`, or was cancelled from
             inside.
     """
@@ -91,7 +96,7 @@ async def bounded(work: Awaitable[T], timeout_s: float | None) -> T:
         raise
     if not task.done():
         await _give_up(task)
-        raise TimeoutError
+        raise TimeLimitError
     if task.cancelled():
         raise BlockingCallError("the call was cancelled from inside")
     try:
