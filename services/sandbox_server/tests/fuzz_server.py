@@ -15,9 +15,11 @@ import io
 import json
 import os
 import random
+import socket
 import struct
 import tarfile
 import tempfile
+import time
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from twinkle_isolation import Launcher, Limits, SandboxSpec, SandboxStartError
@@ -53,6 +55,7 @@ class Target:
     log: Path
     sandbox_id: str = ""
     token: str = ""
+    traffic_token: str = ""
     sent: int = 0
 
     def new_sandbox(self) -> None:
@@ -62,6 +65,7 @@ class Target:
         assert answer.status_code == 201, answer.text
         self.sandbox_id = answer.json()["sandboxID"]
         self.token = answer.json()["envdAccessToken"]
+        self.traffic_token = answer.json()["trafficAccessToken"]
 
     def headers(self) -> dict[str, str]:
         return {"E2b-Sandbox-Id": self.sandbox_id, "X-Access-Token": self.token}
@@ -89,6 +93,7 @@ class Target:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     log = tmp_path_factory.mktemp("fuzz") / "stderr"
     options = ["--memory-mb", "128", "--disk-mb", "32", "--processes", "32", "--spares", "2"]
+    options += ["--run-timeout-s", "120"]  # code that no limit of its own stops would be noticed
     options += ["--max-sandboxes", "12", "--max-output-mb", "2", "--api-key", KEY]
     with log.open("wb") as file:
         prelude = f"import os; os.dup2(os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND), 2)"
@@ -113,6 +118,7 @@ def fuzz(share: float) -> Callable[[Any], Any]:
                 max_examples=max(10, int(REQUESTS * share)),
                 deadline=None,
                 database=None,
+                phases=[Phase.generate],  # to make an example smaller can take an hour here
                 suppress_health_check=[
                     HealthCheck.too_slow,
                     HealthCheck.data_too_large,
@@ -331,6 +337,184 @@ def test_environments(target: Target, env: dict[str, Any]) -> None:
                          content=body)  # fmt: skip
     assert answer is not None
     assert b'"code":"internal"' not in answer.content, answer.content[-500:]
+
+
+# The code interpreter
+
+CODES = [
+    "1", "", "x = 1", "x", "def", "\0", "exit()", "input()", "raise SystemExit(3)",
+    "display(1, 2); 3",
+    "while True: pass", "import time; time.sleep(60)", "while True: print('x' * 65535)",
+    "print('x' * 3_000_000)", "'x' * 3_000_000", "list(range(100_000))", "bytearray(1 << 30)",
+    "print('\\ud800')", "'\\ud800'", "raise ValueError('\\ud800')",
+    "import os; os.kill(os.getpid(), 9)", "import os; os.kill(0, 9)", "import os; os._exit(3)",
+    "import os\nif os.fork() == 0: 1 / 0", "import os\nwhile True: os.fork()",
+    "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)",
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
+    "import sys\nsys.stdout.close(); 1", "import os\nfor fd in (0, 1, 2): os.close(fd)",
+    "import os\nos.close(3)", "import os\nos.close(4); 1", "import os\nos.closerange(0, 100)",
+    "import os\nos.write(3, b'\\0\\0\\0\\2{}')", "import os\nos.write(3, b'\\xff' * 70_000)",
+    "import os\nos.write(4, b'{\"main\": 1, \"data\": {\"application/json\": 1e999}}\\n')",
+    "import os\nos.write(4, b'[]\\n1\\n{\"error\": 1}\\n{\"main\": 1, \"data\": []}\\n\\xff\\n{')",
+    "import sys; sys.displayhook = None\n1", "import builtins; builtins.display = None\ndisplay(1)",
+    "import builtins; del builtins.repr, builtins.str\n1", "import json; json.dumps = 1\n{}",
+    "import sys; sys.excepthook = None; sys.modules.clear()\n1 / 0",
+    "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
+    "class A:\n    def __repr__(self): raise SystemExit\nA()",
+    "class A(Exception):\n    def __str__(self): raise KeyboardInterrupt\nraise A",
+    "class A:\n    def _repr_mimebundle_(self): return {None: float('nan'), '': [self]}\nA()",
+    "class A:\n    def _repr_json_(self): return {1: b'', (): {'a': float('inf')}}\nA()",
+    "class A:\n    def _repr_png_(self): return bytes(1_000_000)\nA()",
+]  # fmt: skip
+NESTED = "x = []\nfor _ in range({}): x = [x]\nclass A:\n    def _repr_json_(self): return x\nA()"
+codes = st.one_of(
+    st.sampled_from(CODES), st.integers(850, 1000).map(NESTED.format), st.text(max_size=20)
+)
+environments = st.dictionaries(
+    st.text(st.characters(exclude_characters="=\0", exclude_categories=["Cs"]), min_size=1),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    max_size=2,
+)
+INTERPRETER = ["/execute", "/contexts", "/contexts/{context}", "/contexts/{context}/restart",
+               "/contexts/x", "/contexts/", "/health", "/%00"]  # fmt: skip
+COUNT = "import os\nlen([name for name in os.listdir('/proc') if name.isdigit()])"
+
+
+def strict(line: str) -> Any:
+    """Return a line of JSON; one with `NaN` or `Infinity`, which is none, fails."""
+    return json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} in {line[:200]}"))
+
+
+class Interpreter:
+    """The requests to the code interpreter of the sandbox of the moment."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def headers(self, token: str | None = None) -> dict[str, str]:
+        token = self.target.traffic_token if token is None else token
+        sandbox = {"E2b-Sandbox-Id": self.target.sandbox_id, "E2b-Sandbox-Port": "49999"}
+        return sandbox | {"E2b-Traffic-Access-Token": token}
+
+    def contexts(self) -> list[str]:
+        answer = self.target.send("GET", "/contexts", headers=self.headers())
+        assert answer is not None and answer.status_code == 200, answer
+        return [context["id"] for context in answer.json()]
+
+    def execute(self, **body: Any) -> list[dict[str, Any]]:
+        """Run code and return its events; none where the sandbox ended."""
+        try:
+            answer = self.target.send("POST", "/execute", headers=self.headers(), json=body)
+        except httpx.RemoteProtocolError:
+            state = self.target.client.get(f"/sandboxes/{self.target.sandbox_id}")
+            assert state.status_code == 404, (body, state.text)
+            self.target.new_sandbox()
+            return []
+        assert answer is not None and answer.status_code == 200, (body, answer)
+        events = [strict(line) for line in answer.text.splitlines()]
+        assert events[-1] == {"type": "end_of_execution"}, (body, events)
+        return events
+
+    def programs(self) -> int:
+        """Return how many programs there are in the sandbox; one interpreter is among them."""
+        for context in self.contexts():
+            path = f"/contexts/{context}"
+            answer = self.target.send("DELETE", path, headers=self.headers())
+            assert answer is not None and answer.status_code in (200, 404)
+        texts = [event["text"] for event in self.execute(code=COUNT) if event["type"] == "result"]
+        return int(texts[0])
+
+    def leave(self, method: str, path: str, body: bytes, wait_bytes: int) -> socket.socket:
+        """Send a request; the client of it leaves when the socket is closed."""
+        self.target.sent += 1
+        url = httpx.URL(self.target.url)
+        connection = socket.create_connection((url.host, url.port), timeout=60)
+        head = {"Host": "localhost", "Content-Length": str(len(body)), **self.headers()}
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {head[name]}" for name in head)]
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        if wait_bytes:
+            connection.recv(wait_bytes)
+        return connection
+
+
+@fuzz(0.1)
+@given(
+    methods,
+    st.sampled_from(INTERPRETER),
+    st.sampled_from(["right", "right", "envd", "wrong", "none", ""]),
+    st.one_of(
+        raw_bodies,
+        st.dictionaries(
+            st.sampled_from(["code", "context_id", "contextId", "language", "env_vars", "timeout",
+                             "cwd"]),
+            st.one_of(values, st.sampled_from(["python", "Python ", "r", "/tmp", 0.05])),
+            max_size=4,
+        ).map(lambda value: json.dumps(value).encode()),
+    ),
+    headers,
+)  # fmt: skip
+def test_requests_to_the_interpreter(
+    target: Target, method: str, path: str, token: str, body: bytes, more: dict[str, str]
+) -> None:
+    interpreter = Interpreter(target)
+    contexts = interpreter.contexts()
+    sent = interpreter.headers(target.traffic_token if token == "right" else token)
+    if token == "envd":
+        sent["X-Access-Token"] = target.token
+    url = path.format(context=contexts[-1])
+    answer = target.send(method, url, headers=sent | more, content=body)
+    if answer is not None and token in ("wrong", "none", "") and "X-Access-Token" not in more:
+        assert answer.status_code in (401, 502) or path == "/health", answer.text
+    if len(contexts) > 20:
+        target.new_sandbox()
+
+
+@fuzz(0.02)
+@given(codes, st.sampled_from([0.05, 0.3]), st.booleans(), environments)
+def test_odd_code(
+    target: Target, code: str, timeout: float, other: bool, env_vars: dict[str, str]
+) -> None:
+    interpreter = Interpreter(target)
+    context = interpreter.contexts()[-1] if other else None
+    body = {"code": code, "context_id": context, "timeout": timeout, "env_vars": env_vars}
+    interpreter.execute(**body)
+
+
+actions = st.tuples(
+    st.sampled_from(["execute", "execute", "create", "remove", "restart"]),
+    st.one_of(st.just("while True: pass"), codes),
+    st.sampled_from([0, 0, 1, 500]),
+)
+
+
+@fuzz(0.01)
+@given(st.lists(actions, min_size=1, max_size=5), st.booleans())
+def test_clients_of_the_interpreter_that_leave(
+    target: Target, what: list[tuple[str, str, int]], reset: bool
+) -> None:
+    target.new_sandbox()
+    interpreter = Interpreter(target)
+    alone = interpreter.programs()
+    (context,) = interpreter.contexts()
+    connections: list[socket.socket] = []
+    for action, code, wait_bytes in what:
+        method, path, message = "POST", "/execute", {"code": code, "context_id": context}
+        if action == "create":
+            path, message = "/contexts", {}
+        elif action == "remove":
+            method, path, message = "DELETE", f"/contexts/{context}", {}
+        elif action == "restart":
+            path, message = f"/contexts/{context}/restart", {}
+        body = json.dumps(message).encode()
+        connections.append(interpreter.leave(method, path, body, wait_bytes))
+    for connection in connections:
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    deadline = time.monotonic() + 30
+    while (found := interpreter.programs()) > alone:
+        assert time.monotonic() < deadline, (what, found, alone)
+        time.sleep(0.02)
 
 
 def test_enough_requests_were_sent(target: Target) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -162,6 +163,51 @@ def test_a_waiting_run_whose_client_leaves_never_begins(sandbox: Sandbox) -> Non
     assert sandbox.run_code("import os; os.path.exists('wrong')").text == "False"
 
 
+def test_a_client_that_leaves_while_the_interpreter_starts_ends_its_run(
+    running: Server, sandbox: Sandbox
+) -> None:
+    url = httpx.URL(running.url)
+    body = json.dumps({"code": "while True: pass"})
+    head = {
+        "Host": "localhost",
+        "Content-Length": str(len(body)),
+        "E2b-Sandbox-Id": sandbox.sandbox_id,
+        "E2b-Sandbox-Port": "49999",
+        "E2b-Traffic-Access-Token": sandbox.traffic_access_token or "",
+    }
+    lines = ["POST /execute HTTP/1.1", *(f"{name}: {head[name]}" for name in head), "", body]
+    for _ in range(5):
+        for context in sandbox.list_code_contexts():
+            sandbox.restart_code_context(context)
+        with socket.create_connection((url.host, url.port), timeout=60) as connection:
+            connection.sendall("\r\n".join(lines).encode())
+            connection.recv(1)  # the head of the answer, sent before the interpreter is started
+        assert sandbox.run_code("1", timeout=20).text == "1"
+
+
+def test_a_removed_context_starts_no_more_interpreters(sandbox: Sandbox) -> None:
+    context = sandbox.create_code_context()
+    begun = threading.Event()
+    code = "print(1, flush=True)\nwhile True: pass"
+    errors: list[str] = []
+
+    def run() -> None:
+        execution = sandbox.run_code(
+            code, context=context, on_stdout=lambda _: begun.set(), timeout=30
+        )
+        assert execution.error is not None
+        errors.append(execution.error.value)
+
+    workers = [threading.Thread(target=run) for _ in range(3)]  # one runs, the others wait
+    for worker in workers:
+        worker.start()
+    assert begun.wait(60)
+    sandbox.remove_code_context(context)
+    for worker in workers:
+        worker.join(60)
+    assert len(errors) == 3 and all("removed" in error for error in errors), errors
+
+
 def test_an_interpreter_that_ends_says_what_is_lost(sandbox: Sandbox) -> None:
     execution = sandbox.run_code(
         "x = 1\nprint('so far', flush=True)\nimport os; os.kill(os.getpid(), 9)"
@@ -184,6 +230,28 @@ def test_damaged_results_are_said_to_be_damaged(sandbox: Sandbox) -> None:
     execution = sandbox.run_code('import os\nos.write(4, b\'{"main": 1, "data": []}\\n\\xff\\n\');')
     assert "".join(execution.logs.stderr).count("is left out: it is damaged") == 2
     assert execution.error is None
+
+
+def test_results_that_cannot_be_sent_on_are_said_to_be_damaged(
+    running: Server, sandbox: Sandbox
+) -> None:
+    code = """
+import os
+def write(value): os.write(4, b'{"main": 1, "data": {"application/json": %s}}\\n' % value)
+write(b"1e999")
+for depth in range(850, 1000): write(b"[" * depth + b"]" * depth)"""
+    headers = {
+        "E2b-Sandbox-Id": sandbox.sandbox_id,
+        "E2b-Sandbox-Port": "49999",
+        "E2b-Traffic-Access-Token": sandbox.traffic_access_token or "",
+    }
+    answer = httpx.post(f"{running.url}/execute", json={"code": code}, headers=headers, timeout=60)
+    lines = answer.text.splitlines()
+    assert json.loads(lines[-1]) == {"type": "end_of_execution"}
+    assert "Infinity" not in answer.text
+    results = sum(line.startswith('{"type":"result"') for line in lines)
+    damaged = answer.text.count("is left out: it is damaged")
+    assert damaged >= 1 and damaged + results == 151
 
 
 def test_a_killed_sandbox_ends_the_request(sandbox: Sandbox) -> None:

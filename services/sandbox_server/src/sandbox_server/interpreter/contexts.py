@@ -82,14 +82,21 @@ class Context:
         self._python: PythonSession | None = None
         self._count = 0
         self._turn = asyncio.Lock()
+        self._removed = False
 
-    async def start(self) -> PythonSession:
+    async def start(self) -> None:
         """Start the interpreter, if none runs.
 
         Raises:
-            GuestError: It cannot be started: there is no such directory, or no room.
+            GuestError: It cannot be started: there is no such directory, no room, or the context
+                was removed meanwhile.
             SandboxLostError: The sandbox has ended.
         """
+        async with self._turn:
+            await self._interpreter()
+
+    async def _interpreter(self) -> PythonSession:
+        self._check_removed()
         if self._python is None or not self._python.alive:
             record = self._record
             self._count = 0
@@ -101,7 +108,18 @@ class Context:
                 notebook=True,
                 shared=True,
             )
+            self._check_removed()
         return self._python
+
+    def _check_removed(self) -> None:
+        if self._removed:
+            self.end()  # it may have been removed while its interpreter started
+            raise GuestError("not_found", "the context was removed meanwhile")
+
+    def remove(self) -> None:
+        """End the interpreter for good; runs that wait for their turn fail."""
+        self._removed = True
+        self.end()
 
     def end(self) -> None:
         """Kill the interpreter, and with it the code that runs; the next run starts another."""
@@ -119,12 +137,14 @@ class Context:
             if run.abandoned:
                 return
             try:
-                python = await self.start()
+                python = await self._interpreter()
             except GuestError as error:
                 await run.emit(error_event("InterpreterNotStarted", error.message))
                 return
             self._count += 1
             await run.emit({"type": "number_of_executions", "execution_count": self._count})
+            if run.abandoned:  # while the interpreter started
+                return
             outputs = Outputs(run.emit)
             try:
                 result = await run.work(python, outputs)
@@ -208,12 +228,11 @@ class ContextTable:
         try:
             await context.start()
         except BaseException:
-            self._by_id.pop(context.context_id, None)
-            context.end()
+            self.remove(context)
             raise
         return context
 
     def remove(self, context: Context) -> None:
         """Forget a context and kill its interpreter; a removed default one is made anew."""
         self._by_id.pop(context.context_id, None)
-        context.end()
+        context.remove()

@@ -93,13 +93,12 @@ class Outputs:
         elif line:
             try:
                 event = _event(json.loads(line, parse_constant=lambda _: None))
+                if event["type"] == "error":
+                    self.error = event
+                else:
+                    await self._emit(event)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 await self.say(f"a result of {len(line)} bytes is left out: it is damaged")
-                return
-            if event["type"] == "error":
-                self.error = event
-            else:
-                await self._emit(event)
 
 
 def _event(record: Any) -> Event:

@@ -98,10 +98,11 @@ async def _execute(record: SandboxRecord, request: Request, send: Send) -> None:
     in_turn = asyncio.Lock()
 
     async def emit(event: Event) -> None:
+        # A result may be too deep for this, or 1e999, which is no JSON once it was read.
+        body = json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         async with in_turn:
             if run.abandoned:
                 return
-            body = json.dumps(event, separators=(",", ":")).encode() + b"\n"
             try:
                 async with asyncio.timeout(_SEND_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
