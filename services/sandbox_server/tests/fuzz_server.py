@@ -21,7 +21,8 @@ import tarfile
 import tempfile
 import time
 import urllib.parse
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class Target:
     token: str = ""
     traffic_token: str = ""
     sent: int = 0
+    statuses: Counter[int] = field(default_factory=Counter[int])
 
     def new_sandbox(self) -> None:
         for record in self.client.get("/sandboxes").json():
@@ -83,6 +85,7 @@ class Target:
         except (httpx.InvalidURL, httpx.LocalProtocolError, UnicodeError, ValueError):
             return None
         status = answer.status_code
+        self.statuses[status] += 1
         assert status < 500 or status in EXPECTED, (method, url, arguments, answer.text[:500])
         if status == 502 and "e2b-sandbox-id" in answer.request.headers:
             self.new_sandbox()
@@ -518,6 +521,7 @@ def test_clients_of_the_interpreter_that_leave(
 
 
 def test_enough_requests_were_sent(target: Target) -> None:
+    print(f"\nanswers by status: {dict(sorted(target.statuses.items()))}")
     assert target.sent >= REQUESTS
 
 
