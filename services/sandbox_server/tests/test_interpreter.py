@@ -12,6 +12,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -163,11 +164,10 @@ def test_a_waiting_run_whose_client_leaves_never_begins(sandbox: Sandbox) -> Non
     assert sandbox.run_code("import os; os.path.exists('wrong')").text == "False"
 
 
-def test_a_client_that_leaves_while_the_interpreter_starts_ends_its_run(
-    running: Server, sandbox: Sandbox
-) -> None:
-    url = httpx.URL(running.url)
-    body = json.dumps({"code": "while True: pass"})
+def _send_and_leave(sandbox: Sandbox, url: str, path: str, message: object) -> None:
+    """Send a request and close, so that the end of the connection comes with the request."""
+    address = httpx.URL(url)
+    body = json.dumps(message)
     head = {
         "Host": "localhost",
         "Content-Length": str(len(body)),
@@ -175,14 +175,34 @@ def test_a_client_that_leaves_while_the_interpreter_starts_ends_its_run(
         "E2b-Sandbox-Port": "49999",
         "E2b-Traffic-Access-Token": sandbox.traffic_access_token or "",
     }
-    lines = ["POST /execute HTTP/1.1", *(f"{name}: {head[name]}" for name in head), "", body]
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {head[name]}" for name in head), "", body]
+    with socket.create_connection((address.host, address.port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        connection.sendall("\r\n".join(lines).encode())
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+
+
+def test_a_client_that_leaves_while_the_interpreter_starts_ends_its_run(
+    running: Server, sandbox: Sandbox
+) -> None:
     for _ in range(5):
         for context in sandbox.list_code_contexts():
             sandbox.restart_code_context(context)
-        with socket.create_connection((url.host, url.port), timeout=60) as connection:
-            connection.sendall("\r\n".join(lines).encode())
-            connection.recv(1)  # the head of the answer, sent before the interpreter is started
+        _send_and_leave(sandbox, running.url, "/execute", {"code": "while True: pass"})
         assert sandbox.run_code("1", timeout=20).text == "1"
+
+
+def test_a_context_whose_client_left_meanwhile_is_removed(
+    running: Server, sandbox: Sandbox
+) -> None:
+    (default,) = sandbox.list_code_contexts()
+    for _ in range(3):
+        _send_and_leave(sandbox, running.url, "/contexts", {})
+    deadline = time.monotonic() + 30
+    while (ids := [context.id for context in sandbox.list_code_contexts()]) != [default.id]:
+        assert time.monotonic() < deadline, ids
 
 
 def test_a_removed_context_starts_no_more_interpreters(sandbox: Sandbox) -> None:

@@ -57,7 +57,10 @@ async def serve_interpreter(record: SandboxRecord, request: Request, send: Send)
     elif what == ("POST", "/contexts"):
         wanted = await read(request, _CreateRequest)
         _check_language(wanted.language)
-        response = JsonResponse(_described(await record.contexts.create(record, wanted.cwd)))
+        context = await record.contexts.create(record, wanted.cwd)
+        if await request.is_disconnected():
+            record.contexts.remove(context)  # its client never learns its id
+        response = JsonResponse(_described(context))
     else:
         response = _change(record, request)
     await response(request.scope, request.receive, send)
