@@ -30,6 +30,21 @@ FRAME_SEARCH = """
 """
 
 FORGERIES: dict[str, tuple[str, str]] = {
+    "signs with the harness's own function": (
+        "import os\n"
+        "def forge(names):\n"
+        "    body = repr({'stage': 'tests', 'text': '', 'ended': True, 'missing': [], 'reached': [0],\n"
+        "        'cases': [('line 1', 'passed', '', '')], 'absent': [], 'refused': []})\n"
+        "    line = '\\nverdict %s %s\\n' % (names['sign'](body.encode()), body)\n"
+        "    for fd in range(3, 120):\n"
+        "        try: os.write(fd, line.encode())\n"
+        "        except OSError: pass\n"
+        "    os._exit(0)\n"
+        "for c in object.__subclasses__():\n"
+        "    if c.__name__ == 'ComparisonCheck': forge(c.compare.__globals__)\n"
+        "def f(x): return 0",
+        F,
+    ),
     "SystemExit in the function": ("def f(x): raise SystemExit", F),
     "sys.exit(0) in the function": ("import sys\ndef f(x): sys.exit(0)", F),
     "exit() in the function": ("def f(x): exit()", F),
@@ -343,6 +358,11 @@ CORRECT: dict[str, tuple[str, str]] = {
         "import sys, functools\nsys.setrecursionlimit(20_000)\n@functools.lru_cache(None)\n"
         "def s(n): return n + s(n - 1) if n else 0",
         f"assert s({C_DEPTH}) == {C_DEPTH * (C_DEPTH + 1) // 2}",
+    ),
+    "warns its caller": (
+        "import warnings\n"
+        "def f(x):\n    warnings.warn('old', DeprecationWarning, stacklevel=2)\n    return x * x",
+        F,
     ),
     "a million steps": (
         "def f(x):\n    n = 0\n    for _ in range(1_000_000): n += 1\n    return x * x",

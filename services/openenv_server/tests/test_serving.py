@@ -253,6 +253,34 @@ async def test_a_worker_that_dies_is_replaced_and_its_slots_come_back(
         assert any(f"worker {worker} ended with -9" in line for line in server.lines)
 
 
+async def test_a_replacement_that_dies_before_it_serves_is_replaced_too(
+    serve: Any, command: Any
+) -> None:
+    with serve([*command, "--workers", "2", "--max-concurrent-envs", "4"]) as server:
+        before = _children(server.process.pid)
+        async with session(server) as one, session(server) as two, session(server) as three:
+            held = [one, two, three]
+            for number, ws in enumerate(held):
+                await run(ws, f"x = {number}")
+            os.kill(before[0], signal.SIGKILL)
+
+            def replacement() -> bool:
+                for pid in set(_children(server.process.pid)) - set(before):
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+                return False
+
+            await until(replacement)
+            await until(lambda: "ended with -9" in str(server.lines[-3:]))
+            for number, ws in enumerate(held):
+                with contextlib.suppress(ConnectionClosed):  # of the worker that was killed
+                    assert await run(ws, "print(x)") == f"{number}\n"
+        assert server.process.poll() is None
+        await until(lambda: len(_children(server.process.pid)) == 2)
+        async with session(server) as ws:
+            assert await run(ws, "print(1)") == "1\n"
+
+
 def _children(pid: int) -> list[int]:
     tasks = f"/proc/{pid}/task/{pid}/children"
     with open(tasks) as file:

@@ -113,7 +113,7 @@ class Supervisor:
             self._workers.discard(worker)
             if self._stop.is_set():
                 return
-            if not worker.ready.is_set():
+            if self._ready < self._settings.workers and not worker.ready.is_set():
                 logger.error("a worker ended with %d before it served", code)
                 self._code = _NOT_STARTED
                 self._stop.set()

@@ -1,4 +1,7 @@
-"""A verdict of unit tests over a solution, which the solution cannot forge."""
+"""A verdict of unit tests over a solution, in an interpreter of their own.
+
+What a solution can and cannot forge: decision 0080.
+"""
 
 from __future__ import annotations
 

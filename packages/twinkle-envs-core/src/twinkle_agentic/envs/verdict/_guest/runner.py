@@ -73,6 +73,8 @@ def _prepare(job: dict[str, Any], descriptor: int, done: Callable[[], None]) -> 
     write, lock = os.write, _thread.allocate_lock()
     pid, getpid, exit_now = os.getpid(), os.getpid, os._exit  # pyright: ignore[reportPrivateUsage]
     refusals: dict[str, None] = {}
+    signed = sign
+    del globals()["sign"]  # a solution can reach these globals: by `__subclasses__`, say
 
     def put(line: str) -> None:
         data = line.encode("utf-8", "replace")
@@ -182,7 +184,8 @@ def _prepare(job: dict[str, Any], descriptor: int, done: Callable[[], None]) -> 
             # A function of the tests that the solution gets to call has them as `__globals__`.
             if "*" in allowed:
                 return
-            for name in before.keys() | names.keys():
+            # Where `warnings.warn(stacklevel=2)` notes what it has shown already.
+            for name in (before.keys() | names.keys()) - {"__warningregistry__"}:
                 if name not in allowed and names.get(name, before) is not before.get(name, names):
                     refuse(f"replaces the name {name} of the tests")
 
@@ -233,7 +236,7 @@ def _prepare(job: dict[str, Any], descriptor: int, done: Callable[[], None]) -> 
             )
             if getpid() != pid:
                 exit_now(1)
-            put(f"verdict {sign(body.encode('utf-8', 'replace'))} {body}\n")
+            put(f"verdict {signed(body.encode('utf-8', 'replace'))} {body}\n")
         except BaseException:
             # What is raised here would go to `sys.unraisablehook`, with this function.
             pass
