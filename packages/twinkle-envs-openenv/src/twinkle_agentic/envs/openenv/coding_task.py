@@ -46,8 +46,8 @@ class CodingTaskEnv(Env):
     code and then the tests in an interpreter of their own, which has seen nothing of the episode:
     what the tests are is in `twinkle_agentic.envs.verdict`; what a solution can and cannot forge is
     in decision 0080. All tests pass: reward 1.0 and the end of the episode. Else the model sees
-    what failed and may hand in again. `info` of a submission has `passed` (bool), `tests` (names of tests by `passed`,
-    `failed`, `errors`) and `reason` (a `Reason`, where it has not passed).
+    what failed and may hand in again. `info` of a submission has `passed` (bool), `tests` (names of
+    tests by `passed`, `failed`, `errors`) and `reason` (a `Reason`, where it has not passed).
 
     Tests that are at fault give no reward: the step's is missing, and `evaluate` raises with what
     is wrong with them.
