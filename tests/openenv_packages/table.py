@@ -1,7 +1,8 @@
 """Try the environment packages of a checkout of OpenEnv, and write docs/openenv-packages.md.
 
 Each package gets an environment of its own, its server a process. It is played in process, by the
-client in its environment, and by the client in this one, where the package is not installed.
+client in its environment, and by the client in this one, where the package is not installed. uv
+must find a Python 3.12, which grid_world_env requires.
 
 Run: nox -s openenv-packages -- path/to/OpenEnv [package ...] [--work FOLDER] [--wanted a,b]
 """
