@@ -57,7 +57,8 @@ def test_bad_setting_is_named(setting: str, value: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("MAX_CONCURRENT_ENVS", "many"), ("CODE_PROCESSES", "1")]
+    ("setting", "value"),
+    [("MAX_CONCURRENT_ENVS", "many"), ("CODE_PROCESSES", "1"), ("CODE_PACKAGES", "nonsuchpkg")],
 )
 def test_bad_setting_ends_the_command_with_one_line(setting: str, value: str) -> None:
     ended = _run(["twinkle-openenv-server", "--port", "0"], {setting: value})

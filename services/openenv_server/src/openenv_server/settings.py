@@ -8,6 +8,7 @@ variables. A bad value stops the server before it serves anything.
 from __future__ import annotations
 
 import dataclasses
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
@@ -49,6 +50,17 @@ def _modules(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError("set it to module names with commas between")
+    return names
+
+
+def _distributions(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        try:
+            distribution(name)
+        except PackageNotFoundError:
+            raise ValueError(
+                f"set it to packages that are installed beside the server, which {name!r} is not"
+            ) from None
     return names
 
 
@@ -210,7 +222,7 @@ class Settings(BaseSettings):
         validation_alias="CODE_DISK_MB",
         description="Files of a session in MiB; they are kept in memory.",
     )
-    packages: _Words = Field(
+    packages: Annotated[_Words, AfterValidator(_distributions)] = Field(
         default=(),
         validation_alias="CODE_PACKAGES",
         description="Installed packages the code may import, with what they require; commas "
