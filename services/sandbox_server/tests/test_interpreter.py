@@ -157,6 +157,9 @@ def test_a_waiting_run_whose_client_leaves_never_begins(sandbox: Sandbox) -> Non
     )
     worker = threading.Thread(target=sandbox.run_code, args=(code,), kwargs={"timeout": 90})
     worker.start()
+    deadline = time.monotonic() + 60
+    while not sandbox.files.exists("begun"):
+        assert time.monotonic() < deadline, "the first run did not begin"
     with pytest.raises(TimeoutException):
         sandbox.run_code("open('wrong', 'w').close()", timeout=2)
     sandbox.files.write("go", "")
