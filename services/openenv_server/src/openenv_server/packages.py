@@ -11,11 +11,26 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["MissingPackageError", "stage_packages"]
+__all__ = ["MissingPackageError", "find_package", "stage_packages"]
 
 
 class MissingPackageError(ValueError):
     """A package that sessions are to import is not installed beside the server."""
+
+
+def find_package(name: str) -> Distribution:
+    """Return an installed distribution.
+
+    Raises:
+        MissingPackageError: It is not installed.
+    """
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        raise MissingPackageError(
+            f"package {name!r} is not installed beside the server: "
+            f"run `pip install {name}`, or take it out of --packages"
+        ) from None
 
 
 def stage_packages(names: Iterable[str], directory: Path) -> None:
@@ -57,13 +72,7 @@ def _with_requirements(names: Iterable[str]) -> dict[str, Distribution]:
         key = re.sub(r"[-_.]+", "-", name).lower()
         if key in found and not extras:
             continue
-        try:
-            found[key] = distribution(name)
-        except PackageNotFoundError:
-            raise MissingPackageError(
-                f"package {name!r} is not installed beside the server: "
-                f"run `pip install {name}`, or take it out of --packages"
-            ) from None
+        found[key] = find_package(name)
         for text in found[key].requires or ():
             requirement = Requirement(text)
             if _wanted(requirement, extras):

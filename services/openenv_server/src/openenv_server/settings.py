@@ -8,7 +8,6 @@ variables. A bad value stops the server before it serves anything.
 from __future__ import annotations
 
 import dataclasses
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
@@ -16,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from openenv_server.limits import SessionLimits
+from openenv_server.packages import find_package
 
 __all__ = ["Settings", "SettingsError", "variable_of"]
 
@@ -55,12 +55,7 @@ def _modules(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _distributions(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
-        try:
-            distribution(name)
-        except PackageNotFoundError:
-            raise ValueError(
-                f"set it to packages that are installed beside the server, which {name!r} is not"
-            ) from None
+        find_package(name)
     return names
 
 
